@@ -170,6 +170,7 @@ pub(crate) async fn channel(node: &Node) -> Channel {
     channel_to(node.grpc()).await
 }
 
+/// A gRPC channel to any server.
 pub(crate) async fn channel_to(address: SocketAddr) -> Channel {
     let endpoint = Endpoint::from_shared(format!("http://{address}")).expect("an address");
     endpoint.timeout(PATIENCE).connect().await.expect("a connection")

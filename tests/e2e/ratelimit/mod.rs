@@ -3,6 +3,7 @@
 mod chance;
 pub(crate) mod counted;
 mod gateways;
+mod live;
 mod named;
 pub(crate) mod place;
 mod pods;
@@ -71,7 +72,7 @@ fn resets_at_the_edge(answer: &DescriptorStatus) -> bool {
 /// Asks a domain's requests one after the other. Returns how many were over the limit.
 async fn compare(node: &Node, domain: &str, seed: u64) -> usize {
     let mut chance = Chance::new(seed);
-    let mut reference = Reference::new(&mut chance);
+    let mut reference = Reference::new(&mut chance, reference::WHOLE);
     let mut client = RateLimitServiceClient::new(channel(node).await);
     let mut over = 0;
     for number in 0..REQUESTS / DOMAINS {
@@ -101,7 +102,7 @@ async fn compare(node: &Node, domain: &str, seed: u64) -> usize {
 #[tokio::test]
 async fn imported_limits_answer_as_the_service_that_they_were_written_for() {
     let config = |domain: usize| {
-        let reference = Reference::new(&mut Chance::new(domain as u64 + 1));
+        let reference = Reference::new(&mut Chance::new(domain as u64 + 1), reference::WHOLE);
         (format!("{domain}.yaml"), reference.yaml(&format!("domain-{domain}")))
     };
     let configs: Vec<(String, String)> = (0..DOMAINS).map(config).collect();

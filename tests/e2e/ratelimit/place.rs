@@ -3,6 +3,7 @@
 
 use std::{
     fs,
+    net::SocketAddr,
     os::unix::fs::symlink,
     path::Path,
     process::{Child, Command, Stdio},
@@ -40,19 +41,30 @@ pub(crate) struct Replacement {
 
 impl Replacement {
     pub(crate) fn start(variables: &[(&str, &str)]) -> Self {
-        let replacement = Self::begin(variables);
+        Self::start_program(binary(), &[("shop.yaml", SHOP)], variables)
+    }
+
+    /// Starts any program that reads these variables, with these files of limits.
+    pub(crate) fn start_program(program: &Path, files: &[(&str, &str)], variables: &[(&str, &str)]) -> Self {
+        let replacement = Self::begin_program(program, files, variables);
         eventually("it is healthy", || replacement.is_healthy());
         replacement
     }
 
     /// As `start`, without a wait until it is healthy.
     pub(crate) fn begin(variables: &[(&str, &str)]) -> Self {
+        Self::begin_program(binary(), &[("shop.yaml", SHOP)], variables)
+    }
+
+    fn begin_program(program: &Path, files: &[(&str, &str)], variables: &[(&str, &str)]) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let ports = [(); 4].map(|()| free_port());
-        symlink(binary(), folder.path().join("ratelimit")).expect("linked");
+        symlink(program, folder.path().join("ratelimit")).expect("linked");
         let config = folder.path().join("data/shop/config");
         fs::create_dir_all(&config).expect("made");
-        fs::write(config.join("shop.yaml"), SHOP).expect("written");
+        for (name, text) in files {
+            fs::write(config.join(name), text).expect("written");
+        }
         let [grpc, http, debug, metrics] = ports;
         let mut command = Command::new(folder.path().join("ratelimit"));
         command
@@ -76,7 +88,7 @@ impl Replacement {
     /// What the probes of a pod ask.
     pub(crate) fn is_healthy(&self) -> bool {
         let address = ([127, 0, 0, 1], self.ports[1]).into();
-        if std::net::TcpStream::connect::<std::net::SocketAddr>(address).is_err() {
+        if std::net::TcpStream::connect::<SocketAddr>(address).is_err() {
             return false;
         }
         let reply = Http::to(address).get("/healthcheck");

@@ -49,15 +49,27 @@ pub(crate) struct Reference {
 
 const KEYS: [&str; 3] = ["tenant", "path", "user"];
 const VALUES: [&str; 9] = ["a", "ab", "abc", "b", "/x", "/x/1", "/x/2", "u1", ""];
-const PATTERNS: [&str; 6] = ["a*", "*b", "*", "/x/*", "*/*", "u*"];
 const NAMES: [&str; 3] = ["one", "two", "three"];
+
+/// What configs use.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Dialect {
+    patterns: &'static [&'static str],
+    has_quotas: bool,
+}
+
+/// Everything that is documented.
+pub(crate) const WHOLE: Dialect =
+    Dialect { patterns: &["a*", "*b", "*", "/x/*", "*/*", "u*"], has_quotas: true };
+/// What builds of January 2026 do as later ones: a pattern ends in its only `*`, and there is no `quota_mode`.
+pub(crate) const EARLY: Dialect = Dialect { patterns: &["a*", "ab*", "*", "/x/*", "u*"], has_quotas: false };
 
 impl Entry {
     /// A level of a config, with entries of its own.
-    fn level(chance: &mut Chance, depth: usize) -> Vec<Self> {
+    fn level(chance: &mut Chance, dialect: Dialect, depth: usize) -> Vec<Self> {
         let mut all: Vec<Self> = Vec::new();
         for _ in 0..chance.below(5) + 1 {
-            let entry = Self::new(chance, depth);
+            let entry = Self::new(chance, dialect, depth);
             if !all.iter().any(|other| (other.key, other.value) == (entry.key, entry.value)) {
                 all.push(entry);
             }
@@ -65,11 +77,11 @@ impl Entry {
         all
     }
 
-    fn new(chance: &mut Chance, depth: usize) -> Self {
+    fn new(chance: &mut Chance, dialect: Dialect, depth: usize) -> Self {
         let value = match chance.below(10) {
             0..3 => "",
             3..7 => chance.of(&VALUES[..8]),
-            _ => chance.of(&PATTERNS),
+            _ => chance.of(dialect.patterns),
         };
         let replaces = if chance.below(10) == 0 { chance.of(&NAMES) } else { "" };
         let named = if chance.below(6) == 0 { chance.of(&NAMES) } else { "" };
@@ -91,17 +103,17 @@ impl Entry {
             quota: false,
             policy,
             children: if depth < 3 && chance.below(3) == 0 {
-                Self::level(chance, depth + 1)
+                Self::level(chance, dialect, depth + 1)
             } else {
                 Vec::new()
             },
         }
-        .with_modes(chance)
+        .with_modes(chance, dialect)
     }
 
-    fn with_modes(self, chance: &mut Chance) -> Self {
+    fn with_modes(self, chance: &mut Chance, dialect: Dialect) -> Self {
         let mode = chance.below(10);
-        Self { shadow: mode == 0, quota: mode > 7, ..self }
+        Self { shadow: mode == 0, quota: mode > 7 && dialect.has_quotas, ..self }
     }
 
     /// Whether an entry of a request has this value.
@@ -175,8 +187,8 @@ struct Found<'a> {
 
 impl Reference {
     /// A config drawn by chance.
-    pub(crate) fn new(chance: &mut Chance) -> Self {
-        Self { root: Entry::level(chance, 1), counters: BTreeMap::new() }
+    pub(crate) fn new(chance: &mut Chance, dialect: Dialect) -> Self {
+        Self { root: Entry::level(chance, dialect, 1), counters: BTreeMap::new() }
     }
 
     /// The config as a file of a domain.
@@ -217,6 +229,13 @@ impl Reference {
             found = Some(entry);
         }
         found.filter(|entry| entry.policy.is_some()).map(|entry| Found { entry, counter })
+    }
+
+    /// Whether a descriptor looks at a limit that has nothing left.
+    pub(crate) fn looks_at_nothing(&self, asked: &Asked) -> bool {
+        let Some(Found { entry, counter }) = self.find(&asked.entries) else { return false };
+        let Some(Policy::Limit { requests, .. }) = entry.policy else { return false };
+        asked.hits == 0 && self.counters.get(&counter).copied().unwrap_or_default() == u64::from(requests)
     }
 
     /// Gives hits back.
