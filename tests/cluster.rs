@@ -115,7 +115,7 @@ impl Cluster {
 
     /// The runtime of links and callers, on its own thread.
     pub fn runtime(&self) -> Handle {
-        self.background.handle.clone()
+        self.background.runtime()
     }
 
     /// The mesh address of a region's process.
@@ -170,6 +170,11 @@ impl Background {
         let stopped = Arc::clone(&stop);
         let thread = std::thread::spawn(move || runtime.block_on(stopped.notified()));
         Self { handle, stop, thread: Some(thread) }
+    }
+
+    /// Its runtime.
+    pub fn runtime(&self) -> Handle {
+        self.handle.clone()
     }
 
     /// Starts callers at up to three nodes.

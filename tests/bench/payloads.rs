@@ -24,12 +24,14 @@ const KEY: &str = "api_key";
 
 /// A `RateLimitRequest` for each key.
 pub(crate) fn rate_limit_requests(keys: usize) -> Payloads {
-    Payloads::new((0..keys).map(|key| {
-        let entry = rate_limit_descriptor::Entry { key: KEY.to_owned(), value: format!("k{key}") };
-        let descriptor = RateLimitDescriptor { entries: vec![entry], ..RateLimitDescriptor::default() };
-        RateLimitRequest { domain: DOMAIN.to_owned(), descriptors: vec![descriptor], hits_addend: 0 }
-            .encode_to_vec()
-    }))
+    Payloads::new((0..keys).map(|key| rate_limit_request(key).encode_to_vec()))
+}
+
+/// One hit of a key.
+pub(crate) fn rate_limit_request(key: usize) -> RateLimitRequest {
+    let entry = rate_limit_descriptor::Entry { key: KEY.to_owned(), value: format!("k{key}") };
+    let descriptor = RateLimitDescriptor { entries: vec![entry], ..RateLimitDescriptor::default() };
+    RateLimitRequest { domain: DOMAIN.to_owned(), descriptors: vec![descriptor], hits_addend: 0 }
 }
 
 /// Enough `CheckBatch`es of `checks` checks each to ask for each key.

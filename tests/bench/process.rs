@@ -4,7 +4,7 @@ use std::{
     ffi::OsString,
     fs,
     io::{BufRead, BufReader},
-    net::SocketAddr,
+    net::{SocketAddr, TcpListener, TcpStream},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::mpsc,
@@ -44,8 +44,7 @@ impl Cores {
         Self { pinned }
     }
 
-    /// Starts a server on the servers' core and waits for its line `listening grpc=ADDRESS:PORT …` on
-    /// standard output.
+    /// Starts a server on the servers' core and waits until it is ready.
     pub(crate) fn start(self, program: &Program) -> Result<Server, Error> {
         let mut command = if self.pinned {
             let mut command = Command::new("taskset");
@@ -55,7 +54,11 @@ impl Cores {
             Command::new(&program.path)
         };
         // Log lines at start and stop would break up the tables.
-        Server::start(command.args(&program.arguments).env("RUST_LOG", "error"))
+        command.args(&program.arguments).env("RUST_LOG", "error").envs(program.environment.iter().cloned());
+        match program.ready {
+            Ready::Says => Server::start(&mut command),
+            Ready::Accepts(address) => Server::start_at(&mut command, address),
+        }
     }
 }
 
@@ -64,6 +67,17 @@ impl Cores {
 pub(crate) struct Program {
     path: PathBuf,
     arguments: Vec<OsString>,
+    environment: Vec<(OsString, OsString)>,
+    ready: Ready,
+}
+
+/// How a server shows that it is ready.
+#[derive(Clone, Copy, Debug)]
+enum Ready {
+    /// By its line `listening grpc=ADDRESS:PORT …` on standard output.
+    Says,
+    /// It accepts connections at its gRPC address.
+    Accepts(SocketAddr),
 }
 
 impl Program {
@@ -71,7 +85,19 @@ impl Program {
         path: impl Into<PathBuf>,
         arguments: impl IntoIterator<Item = A>,
     ) -> Self {
-        Self { path: path.into(), arguments: arguments.into_iter().map(A::into).collect() }
+        let arguments = arguments.into_iter().map(A::into).collect();
+        Self { path: path.into(), arguments, environment: Vec::new(), ready: Ready::Says }
+    }
+
+    /// The program with an environment variable.
+    pub(crate) fn with(mut self, name: &str, value: impl Into<OsString>) -> Self {
+        self.environment.push((name.into(), value.into()));
+        self
+    }
+
+    /// A program that says nothing, and is ready when it accepts connections at this address.
+    pub(crate) fn at(self, address: SocketAddr) -> Self {
+        Self { ready: Ready::Accepts(address), ..self }
     }
 
     /// Runs the program under callgrind, which writes its profile to `output` when the server ends.
@@ -125,6 +151,25 @@ impl Server {
         Ok(server)
     }
 
+    /// Starts a server whose output says nothing of use.
+    fn start_at(command: &mut Command, address: SocketAddr) -> Result<Self, Error> {
+        let shown = format!("{command:?}");
+        let quiet = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let child = quiet.spawn().map_err(|error| format!("{shown}: {error}"))?;
+        let mut server = Self { child, address };
+        let begun = Instant::now();
+        while TcpStream::connect(address).is_err() {
+            if let Some(status) = server.child.try_wait()? {
+                return Err(format!("{shown} ended with {status}").into());
+            }
+            if begun.elapsed() > START_TIMEOUT {
+                return Err(format!("{shown} does not accept connections at {address}").into());
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        Ok(server)
+    }
+
     /// CPU time used so far, in seconds.
     pub(crate) fn cpu_s(&self) -> Result<f64, Error> {
         cpu_s(self.child.id())
@@ -150,6 +195,11 @@ impl Drop for Server {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// A port of loopback that is free now.
+pub(crate) fn free_port() -> Result<u16, Error> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
 /// CPU time that a process has used so far, in seconds.

@@ -7,20 +7,20 @@
 
 #![expect(clippy::print_stdout, reason = "its output is what it is for")]
 
+#[allow(dead_code, reason = "shared with the comparison of services")]
+mod measure;
 mod payloads;
+#[allow(dead_code, reason = "shared with the comparison of services")]
 mod process;
 
-use std::{
-    env, fs,
-    net::{IpAddr, Ipv4Addr, SocketAddr},
-    path::{Path, PathBuf},
-    process::{Command, ExitCode},
-    time::{Duration, Instant},
+use std::{env, fs, path::PathBuf, process::ExitCode, time::Duration};
+
+use acequia_cli::load::{self, Bound, Load, Work};
+
+use self::{
+    measure::{CONNECTIONS, IN_FLIGHT, NOWHERE, Run, build_server, complain, header, median, medians, row},
+    process::{Cores, Error, Program, Server},
 };
-
-use acequia_cli::load::{self, Bound, Load, Order, Report, Work};
-
-use self::process::{Cores, Error, Program, Server, cpu_s};
 
 const USAGE: &str = "\
 usage: cargo bench -p acequia-tests --bench rls -- [FLAGS]
@@ -32,27 +32,16 @@ usage: cargo bench -p acequia-tests --bench rls -- [FLAGS]
   --floor-only        measure the floor servers of every kind and allocator instead
   --floor KIND        tonic, hyper or batched (the fastest) if absent, on mimalloc";
 
-const RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 const CHECK_STREAM: &str = "/acequia.v1.Limiter/CheckStream";
 
-/// The address before a server reports its own.
-const NOWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
-
 const KEYS: [usize; 2] = [1, 100_000];
-const CONNECTIONS: usize = 8;
-const IN_FLIGHT: usize = 32;
 /// Checks in a stream message, and messages in flight on the stream.
 const BATCHES: [(usize, usize); 3] = [(1, 32), (10, 16), (100, 8)];
-const WARM_UP: Duration = Duration::from_secs(1);
-/// Keys in an order that no prefetcher guesses, equal in every run.
-const SEED: u64 = 1;
 /// Requests of the shorter and the longer run under valgrind. The difference of the two excludes the start,
 /// the connections and the filling of caches.
 const COUNTED: [u64; 2] = [5_000, 25_000];
 /// Like `COUNTED`, in stream messages, each of which takes up to a hundred times as long.
 const COUNTED_MESSAGES: [u64; 2] = [500, 2_500];
-/// If the client is busier than this, the measurement may be of the client.
-const CLIENT_BUSY: f64 = 0.95;
 
 struct Flags {
     stream: bool,
@@ -127,34 +116,12 @@ fn bench() -> Result<(), Error> {
     }
 }
 
-/// Builds `acequia` with this benchmark's profile, in the benchmark's target folder.
-fn build_server() -> Result<PathBuf, Error> {
-    let target =
-        Path::new(env!("CARGO_BIN_EXE_floor_mimalloc")).ancestors().nth(2).ok_or("no target folder")?;
-    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut build = Command::new(cargo);
-    build
-        .args(["build", "--profile", "dist", "-p", "acequia-cli", "--bin", "acequia", "--target-dir"])
-        .arg(target);
-    if !build.current_dir(env!("CARGO_MANIFEST_DIR")).status()?.success() {
-        return Err("acequia does not build; --floor-only measures the floor alone".into());
-    }
-    Ok(target.join("dist/acequia"))
-}
-
 struct Bench {
     cores: Cores,
     flags: Flags,
     ours: PathBuf,
     config: PathBuf,
     folder: PathBuf,
-}
-
-/// One measurement of one server.
-struct Run {
-    report: Report,
-    /// CPU time of the server for a million requests (on streams: decisions), in seconds.
-    cpu_s_per_million: f64,
 }
 
 impl Bench {
@@ -254,19 +221,9 @@ impl Bench {
 
     fn measure(&self, program: &Program, load: &Load) -> Result<Run, Error> {
         let server = self.cores.start(program)?;
-        let load = self.at(&server, load);
-        let (began, client_s, server_s) = (Instant::now(), cpu_s(std::process::id())?, server.cpu_s()?);
-        let report = load::run(&load)?;
-        let server_s = server.cpu_s()? - server_s;
-        let client_busy = (cpu_s(std::process::id())? - client_s) / began.elapsed().as_secs_f64();
-        if client_busy > CLIENT_BUSY {
-            println!("CLIENT {:.0} % BUSY: the server may be faster than this", 100.0 * client_busy);
-        }
-        complain(&report);
-        let decisions_each = (report.allowed + report.denied) as f64 / report.requests.max(1) as f64;
-        let millions = report.requests_with_warm_up as f64 * decisions_each.max(1.0) / 1e6;
+        let run = measure::measure(&self.at(&server, load), &server, None)?;
         server.stop()?;
-        Ok(Run { report, cpu_s_per_million: server_s / millions })
+        Ok(run)
     }
 
     /// A server's instructions a request, from a shorter and a longer run.
@@ -301,10 +258,7 @@ impl Bench {
     }
 
     fn unary(&self, keys: usize) -> Load {
-        let payloads = payloads::rate_limit_requests(keys);
-        let mut load = Load::unary(NOWHERE.into(), RATE_LIMIT, payloads, load::rate_limit_verdict);
-        load.work = Work::Unary { in_flight: IN_FLIGHT, verdict: load::rate_limit_verdict };
-        load
+        measure::unary(payloads::rate_limit_requests(keys))
     }
 
     fn stream(&self, keys: usize, checks: usize, in_flight: usize) -> Load {
@@ -316,45 +270,6 @@ impl Bench {
 
     /// The load on this server, with the bounds of this benchmark.
     fn at(&self, server: &Server, load: &Load) -> Load {
-        Load {
-            target: server.address.into(),
-            connections: CONNECTIONS,
-            order: Order::Random { seed: SEED },
-            warm_up: WARM_UP,
-            bound: Bound::For(self.flags.measured),
-            ..load.clone()
-        }
+        measure::bounded(load, server, self.flags.measured)
     }
-}
-
-/// Figures with errors or denials are invalid.
-fn complain(report: &Report) {
-    if report.errors > 0 || report.denied > 0 {
-        println!("NOT ALL ALLOWED:\n{report}");
-    }
-}
-
-fn header() -> String {
-    format!("{:>12}{:>10}{:>10}{:>10}", "requests/s", "p50 ms", "p99 ms", "cpu s/M")
-}
-
-fn row(run: &Run) -> String {
-    let ms = |part| run.report.latency.quantile_ns(part) as f64 / 1e6;
-    columns(run.report.requests_per_s, ms(0.5), ms(0.99), run.cpu_s_per_million)
-}
-
-fn medians(runs: &[Run]) -> String {
-    let of = |value: &dyn Fn(&Run) -> f64| median(runs.iter().map(value).collect());
-    let ms = |part| of(&|run| run.report.latency.quantile_ns(part) as f64 / 1e6);
-    columns(of(&|run| run.report.requests_per_s), ms(0.5), ms(0.99), of(&|run| run.cpu_s_per_million))
-}
-
-fn columns(requests_per_s: f64, p50_ms: f64, p99_ms: f64, cpu_s: f64) -> String {
-    format!("{requests_per_s:>12.0}{p50_ms:>10.2}{p99_ms:>10.2}{cpu_s:>10.2}")
-}
-
-/// The median; of an even number of values, the upper one.
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }
