@@ -2,12 +2,15 @@
 //!
 //! Every decision asks the Redis, which adds the hits to the cells' counts. So all nodes agree, and a Redis that loses
 //! writes lets more pass. No answer waits longer than a call may take; then the limits deny, or let pass what the
-//! operator chose to let pass. What is over its limit is remembered for a moment, and not asked again.
+//! operator chose to let pass. What is over its limit is remembered for a moment, and not asked again. Requests that
+//! come while calls are under way share the next call.
+
+mod batches;
 
 use std::{
     collections::BTreeMap,
     sync::{
-        Mutex, PoisonError,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::Instant,
@@ -20,8 +23,10 @@ use acequia_store::redis::{
 };
 use futures::future::join_all;
 use smallvec::SmallVec;
+use tokio::time::timeout;
 use tracing::warn;
 
+use self::batches::{Batches, CellHits, Counts};
 use crate::settings::SETTINGS;
 
 /// Where hits are counted.
@@ -48,11 +53,12 @@ pub enum CountingError {
 #[derive(Debug)]
 pub(crate) struct Counting {
     redis: Redis,
+    batches: Batches,
     passes_without: bool,
     /// Whether all cells lie on one server, so that one call counts a whole request.
     is_one: bool,
     over: Mutex<OverCells>,
-    /// Calls that were answered, calls that were not, and cells that needed no call.
+    /// Requests that were answered, requests that were not, and cells that needed no call.
     counts: [AtomicU64; 3],
 }
 
@@ -96,7 +102,7 @@ pub(crate) enum Hits {
     GivenBack,
 }
 
-/// The cells of one call, by their places in the request.
+/// A request's cells of one group, by their places in the request.
 struct CountCall {
     group: Group,
     places: SmallVec<[usize; 4]>,
@@ -114,9 +120,10 @@ impl Counting {
             RedisServers::Sentinel { shards, .. } => shards.len() == 1,
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let redis = {
+        let (redis, batches) = {
             let _entered = runtime.enter();
-            Redis::open(config.redis)?
+            let redis = Redis::open(config.redis)?;
+            (redis.clone(), start_batches(redis, config.passes_without))
         };
         // It ends with the process.
         std::thread::Builder::new().name("counting".to_owned()).spawn(move || {
@@ -124,6 +131,7 @@ impl Counting {
         })?;
         Ok(Self {
             redis,
+            batches,
             passes_without: config.passes_without,
             is_one,
             over: Mutex::default(),
@@ -144,7 +152,7 @@ impl Counting {
         }
     }
 
-    /// Calls that were answered, calls that were not, and cells that needed no call.
+    /// Requests that were answered, requests that were not, and cells that needed no call.
     pub(crate) fn counts(&self) -> [u64; 3] {
         [0, 1, 2].map(|place| self.counts[place].load(Ordering::Relaxed))
     }
@@ -177,46 +185,27 @@ impl Counting {
         counts
     }
 
-    /// The counts of a call's cells; `None` without an answer.
-    async fn call(
-        &self,
-        call: &CountCall,
-        request: &CountedRequest,
-        now: Now,
-        hits: Hits,
-    ) -> Option<Vec<u64>> {
-        let cells = || call.places.iter().map(|place| &request.cells[*place]);
-        let suffixes: SmallVec<[String; 4]> = cells().map(|cell| Window::of(cell).suffix()).collect();
-        let suffixes: SmallVec<[&str; 4]> = suffixes.iter().map(String::as_str).collect();
-        let args: SmallVec<[Arg<'_>; 8]> = cells()
-            .flat_map(|cell| {
-                let signed =
-                    |units: u64| i64::try_from(units.min(SETTINGS.counting.hits_max)).unwrap_or(i64::MAX);
-                let uncounted = signed(self.take_uncounted(cell));
-                let units = match hits {
-                    Hits::Added => uncounted + signed(cell.units),
-                    Hits::GivenBack => uncounted - signed(cell.units),
-                };
-                // Other nodes' clocks may be behind.
-                let kept_ns = cell.ends_ns.saturating_sub(now.wall_ns) + SETTINGS.counting.kept_after_ns;
-                [Arg::Int(units), Arg::Int(i64::try_from(kept_ns / 1_000_000).unwrap_or(i64::MAX))]
-            })
-            .collect();
-        let answer = self.redis.call(call.group, Function::Count, &suffixes, &args, CALL_DEADLINE).await;
-        let counts = answer.and_then(|values| {
-            let counts: Option<Vec<u64>> =
-                values.iter().map(|value| value.int().and_then(|count| u64::try_from(count).ok())).collect();
-            let counts = counts.filter(|counts| counts.len() == call.places.len());
-            counts.ok_or_else(|| Missed::Refused(format!("an answer that is no list of counts: {values:?}")))
-        });
-        let place = usize::from(counts.is_err());
-        let earlier = self.counts[place].fetch_add(1, Ordering::Relaxed);
-        if let Err(missed) = &counts
-            && earlier.is_multiple_of(SETTINGS.counting.told_each)
-        {
-            warn!(%missed, passes = self.passes_without, "hits are not counted");
-        }
-        counts.ok()
+    /// The counts of a request's cells of one group; `None` without an answer in time.
+    async fn call(&self, call: &CountCall, request: &CountedRequest, now: Now, hits: Hits) -> Option<Counts> {
+        let cells = call.places.iter().map(|place| self.cell_hits(&request.cells[*place], now, hits));
+        let counts = timeout(CALL_DEADLINE, self.batches.count(call.group, cells.collect()));
+        let counts = counts.await.ok().flatten();
+        self.counts[usize::from(counts.is_none())].fetch_add(1, Ordering::Relaxed);
+        counts
+    }
+
+    /// A cell as the Redis counts it, with the hits that were not counted yet.
+    fn cell_hits(&self, cell: &CountedCell, now: Now, hits: Hits) -> CellHits {
+        let signed = |units: u64| i64::try_from(units.min(SETTINGS.counting.hits_max)).unwrap_or(i64::MAX);
+        let uncounted = signed(self.take_uncounted(cell));
+        let units = match hits {
+            Hits::Added => uncounted + signed(cell.units),
+            Hits::GivenBack => uncounted - signed(cell.units),
+        };
+        // Other nodes' clocks may be behind.
+        let kept_ns = cell.ends_ns.saturating_sub(now.wall_ns) + SETTINGS.counting.kept_after_ns;
+        let kept_ms = i64::try_from(kept_ns / 1_000_000).unwrap_or(i64::MAX);
+        CellHits { suffix: Window::of(cell).suffix(), units, kept_ms }
     }
 
     /// Whether a cell is known to be over its limit. Its hits are then counted with the next call.
@@ -255,6 +244,35 @@ impl Counting {
         let left = std::time::Duration::from_nanos(cell.ends_ns.saturating_sub(now.wall_ns));
         over.cells.insert(Window::of(cell), Over { until: time + left.min(lasts), uncounted: 0 });
     }
+}
+
+/// Begins to make calls of the Redis.
+fn start_batches(redis: Redis, passes_without: bool) -> Batches {
+    let missed = Arc::new(AtomicU64::new(0));
+    Batches::start(SETTINGS.counting.batches, move |group, cells| {
+        let (redis, missed) = (redis.clone(), Arc::clone(&missed));
+        async move {
+            let counts = counts(&redis, group, &cells).await;
+            if let Err(why) = &counts
+                && missed.fetch_add(1, Ordering::Relaxed).is_multiple_of(SETTINGS.counting.told_each)
+            {
+                warn!(missed = %why, passes = passes_without, "hits are not counted");
+            }
+            counts.ok()
+        }
+    })
+}
+
+/// Calls the Redis once for cells of a group. Returns their counts, in their order.
+async fn counts(redis: &Redis, group: Group, cells: &[CellHits]) -> Result<Vec<u64>, Missed> {
+    let suffixes: Vec<&str> = cells.iter().map(|cell| cell.suffix.as_str()).collect();
+    let args: Vec<Arg<'_>> =
+        cells.iter().flat_map(|cell| [Arg::Int(cell.units), Arg::Int(cell.kept_ms)]).collect();
+    let values = redis.call(group, Function::Count, &suffixes, &args, CALL_DEADLINE).await?;
+    let counts: Option<Vec<u64>> =
+        values.iter().map(|value| value.int().and_then(|count| u64::try_from(count).ok())).collect();
+    let counts = counts.filter(|counts| counts.len() == cells.len());
+    counts.ok_or_else(|| Missed::Refused(format!("an answer that is no list of counts: {values:?}")))
 }
 
 #[cfg(test)]

@@ -180,6 +180,7 @@ pub(crate) const SETTINGS: Settings = Settings {
         over_max: 65_536,
         kept_after_ns: 60 * S,
         hits_max: 1 << 40,
+        batches: BatchSettings { calls_max: 4, cells_max: 128, waiting_max: 65_536 },
         told_each: 1_000,
         look_every: Duration::from_millis(10),
         start_max: Duration::from_secs(15),
@@ -621,12 +622,26 @@ pub(crate) struct CountingSettings {
     pub(crate) kept_after_ns: u64,
     /// The most hits that are counted at once, so that a count never overflows.
     pub(crate) hits_max: u64,
+    /// How requests share calls.
+    pub(crate) batches: BatchSettings,
     /// One of so many calls without an answer is told.
     pub(crate) told_each: u64,
     /// The time between two looks at a start whether the Redis answers.
     pub(crate) look_every: Duration,
     /// How long a start waits for the Redis.
     pub(crate) start_max: Duration,
+}
+
+/// How requests share the calls that count them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BatchSettings {
+    /// Calls of a group that are under way. Larger: hits wait for less, and more calls are made.
+    pub(crate) calls_max: usize,
+    /// Cells of a call, and those of one more request. Larger: fewer calls, each of which keeps the Redis for longer.
+    pub(crate) cells_max: usize,
+    /// Requests that wait for a call, and as many that wait to be taken up. Further ones are answered as if the Redis
+    /// had not answered.
+    pub(crate) waiting_max: usize,
 }
 
 /// The connection to a management server.

@@ -62,10 +62,11 @@ pub(super) fn limits(
     out.gauges("acequia_hottest_cell_remaining", help, remaining)
 }
 
-/// Calls to the Redis that counts hits.
+/// Requests that a Redis counts.
 pub(super) fn counted(out: &mut Out<'_>, counts: [u64; 3]) -> fmt::Result {
     let words = ["answered", "missed", "saved"].map(|outcome| [("outcome", outcome)]);
-    let help = "Calls to the Redis that counts hits, and cells known to be over their limit without a call.";
+    let help =
+        "Requests that the Redis counted or missed, and cells known to be over their limit without a call.";
     out.counters("acequia_counting_calls", help, words.into_iter().zip(counts))
 }
 
