@@ -136,8 +136,8 @@ impl Sources {
         if self.file.is_none() {
             config.counting = self.environment.as_ref().and_then(|environment| environment.counting.clone());
         }
-        if let Some(Ports { grpc, http, further_http }) = ports {
-            config.listen = Listen { grpc, http, further_http, ..config.listen };
+        if let Some(ports) = ports {
+            config.listen = ports.of(config.listen);
         }
         // Whoever moves here gives hits back as before.
         let environment = self.environment.as_ref();
@@ -174,6 +174,16 @@ struct Ports {
 }
 
 impl Ports {
+    /// These ports in the place of those of a file, for the callers that the file lets in.
+    fn of(self, file: Listen) -> Listen {
+        let Self { mut grpc, mut http, mut further_http } = self;
+        grpc.allow = file.grpc.allow;
+        for port in std::iter::once(&mut http).chain(&mut further_http) {
+            port.allow.clone_from(&file.http.allow);
+        }
+        Listen { grpc, http, further_http, admin: file.admin, mesh: file.mesh }
+    }
+
     fn read(environment: &EnvironmentConfig) -> Result<Self, ConfigError> {
         let Listen { grpc, http, .. } = Config::parse(ENVIRONMENT, &environment.text)?.listen;
         let further = environment.further_http.iter().map(|address| {
@@ -191,4 +201,37 @@ pub(crate) struct UnreadSource {
     pub(crate) cause: io::Error,
     /// Whether an editor may be replacing the file now.
     pub(crate) may_pass: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ratelimit::Environment;
+
+    /// Who takes that service's place by a config lets in whom the config lets in.
+    #[test]
+    fn ports_of_variables_let_in_the_callers_of_the_file() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (file, token) = (folder.path().join("acequia.yaml"), folder.path().join("token"));
+        let allow = |port: u16| {
+            format!("{{ address: \"127.0.0.1:{port}\", allow: [{{ token_file: {} }}] }}", token.display())
+        };
+        let text = format!("region: eu\nnode: a\nlisten:\n  grpc: {}\n  http: {}\n", allow(1), allow(2));
+        std::fs::write(&token, "0123456789abcdef0123456789abcdef\n").expect("written");
+        std::fs::write(&file, text).expect("written");
+        let variables = [
+            ("ACEQUIA_CONFIG", file.display().to_string()),
+            ("RUNTIME_ROOT", folder.path().display().to_string()),
+        ];
+        std::fs::create_dir(folder.path().join("config")).expect("made");
+        let variables = variables.map(|(name, value)| (name.to_owned(), value));
+        let start = Environment::read(variables).expect("sound").start;
+        let config = Sources::open(&start).expect("files").config().expect("a config").config;
+        let Listen { grpc, http, further_http, .. } = config.listen;
+        assert_eq!(
+            (grpc.address.to_string(), grpc.allow.map(|all| all.len())),
+            ("0.0.0.0:8081".to_owned(), Some(1))
+        );
+        assert!(std::iter::once(&http).chain(&further_http).all(|port| port.allow.is_some()));
+    }
 }

@@ -308,6 +308,11 @@ impl Variables {
         notes.extend(
             headers.map(|name| format!("{name}: headers are RateLimit-Limit, -Remaining and -Reset")),
         );
+        if self.given("ACEQUIA_CONFIG").is_some() {
+            let names = ["REDIS_URL", "LIMIT_RESPONSE_HEADERS_ENABLED", "GRPC_MAX_CONNECTION_AGE"];
+            let names = names.into_iter().filter(|name| self.given(name).is_some());
+            notes.extend(names.map(|name| format!("{name}: the file of ACEQUIA_CONFIG says that")));
+        }
         let without = WITHOUT_EFFECT.into_iter().filter(|name| self.given(name).is_some());
         notes.extend(without.map(|name| format!("{name}: without effect here")));
         notes
@@ -550,7 +555,9 @@ mod tests {
             assert!(faults.iter().any(|fault| fault.contains(word)), "{word}: {faults:?}");
         }
         let member = read(&[("REDIS_URL", "redis:6379"), ("ACEQUIA_CONFIG", "/etc/acequia.yaml")]);
-        assert_eq!(member.expect("sound").start.config, Some(PathBuf::from("/etc/acequia.yaml")));
+        let member = member.expect("sound");
+        assert_eq!(member.start.config, Some(PathBuf::from("/etc/acequia.yaml")));
+        assert_eq!(member.notes, ["REDIS_URL: the file of ACEQUIA_CONFIG says that"]);
     }
 
     #[test]
