@@ -193,6 +193,8 @@ fn write_envoy(envoy: &Envoy<'_>) {
                 name,
                 requests_per_unit,
                 unit: Unit::try_from(i32::from(unit)).unwrap_or(Unit::Unknown),
+                // The messages do not have it yet.
+                unit_multiplier: None,
             }),
             limit_remaining: status.remaining,
             duration_until_reset: status
