@@ -33,9 +33,10 @@ pub struct LimitSpec {
     /// paths of a domain fit a descriptor, the most specific one applies; see [`crate::path`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub path: Vec<StepSpec>,
-    /// Instead of `when`, `by` and `path`: the limit applies to descriptors for which callers name a limit of its window
-    /// ([`CallersLimit`](crate::descriptor::CallersLimit)), and other limits do not. Each combination of such a limit
-    /// and a descriptor's entries has a cell. What callers name counts, up to the limit's own number.
+    /// Instead of `when`, `by` and `path`: the limit applies to descriptors for which callers name a limit
+    /// ([`CallersLimit`](crate::descriptor::CallersLimit)) with windows of this length. No other limit applies to them.
+    /// Each combination of a named number and a descriptor's entries, in order, has a cell. A number above the limit's
+    /// own counts as the limit's own.
     #[serde(default, skip_serializing_if = "is_false")]
     pub from_callers: bool,
     /// A name by which `replaces` refers to the limit. Several limits may have it.
