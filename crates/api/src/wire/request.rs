@@ -1,6 +1,6 @@
 use smallvec::SmallVec;
 
-use super::{Malformed, Reader};
+use super::{Malformed, Reader, WireType};
 
 /// The most descriptors of a request. The operator's routes set the number, one for each rule that applies:
 /// a handful. The bound keeps one request from blocking a thread.
@@ -315,7 +315,13 @@ fn read_limit_override(mut reader: Reader<'_>, limit: &mut LimitOverride) -> Res
         match field.number {
             1 => limit.requests_per_unit = reader.varint(field)? as u32,
             2 => limit.unit = reader.varint(field)? as i32,
-            3 => read_uint32_value(reader.message(field)?, &mut limit.unit_multiplier)?,
+            // Newer than the messages of this crate, so what is no such field is skipped, as they do.
+            3 if field.wire_type == WireType::Len => {
+                let mut multiplier = 0;
+                if read_uint32_value(reader.message(field)?, &mut multiplier).is_ok() {
+                    limit.unit_multiplier = multiplier;
+                }
+            }
             _ => reader.skip(field)?,
         }
     }
@@ -661,7 +667,13 @@ mod tests {
         fn from(request: WireRequest<'_>) -> Self {
             let descriptor = |descriptor: &WireDescriptor| {
                 let entries = request.entries_of(descriptor).iter().map(|(k, v)| (k.to_vec(), v.to_vec()));
-                (entries.collect(), WireDescriptor { entries_start: 0, entries_end: 0, ..*descriptor })
+                // The messages lack the multiplier.
+                let limit_override =
+                    descriptor.limit_override.map(|limit| LimitOverride { unit_multiplier: 0, ..limit });
+                (
+                    entries.collect(),
+                    WireDescriptor { entries_start: 0, entries_end: 0, limit_override, ..*descriptor },
+                )
             };
             Self {
                 domain: request.domain.to_vec(),
