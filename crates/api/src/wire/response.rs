@@ -548,7 +548,7 @@ mod tests {
         assert_eq!(response.statuses[0].duration_until_reset, Some(longest));
     }
 
-    /// The field is newer than the messages here, so it is read as a number after the others.
+    /// The messages here lack the field, so bytes are compared.
     #[test]
     fn a_window_of_several_units_is_written_after_the_unit() {
         let current = |unit_multiplier| {

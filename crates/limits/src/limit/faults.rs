@@ -404,8 +404,8 @@ impl Faults {
         };
         let staggers = spec.fixed_window.as_ref().is_none_or(|window| window.stagger);
         if spec.from_callers && (*spec != plain || staggers) {
-            let what = "callers name the number of a `fixed_window` without `stagger`, for whole descriptors: keep `mode`, `charge`, `cost` and \
-                        `unit`, and leave all else out";
+            let what = "callers name the number of a `fixed_window` without `stagger`, for whole descriptors: keep \
+                        `mode`, `charge`, `cost` and `unit`, and leave all else out";
             self.add("from_callers", what.to_owned());
         }
         if spec.from_callers

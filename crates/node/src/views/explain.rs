@@ -54,8 +54,8 @@ fn why_not(number: u32, catalogue: &Catalogue, request: &Request<'_>, wall_ns: u
         return why_not_path(number, path, request, catalogue);
     }
     if active.limit.spec.from_callers {
-        let named = request.descriptors().filter_map(|descriptor| descriptor.limit);
-        let is_named = named.into_iter().any(|named| active.limit.is_named(named));
+        let mut named = request.descriptors().filter_map(|descriptor| descriptor.limit);
+        let is_named = named.any(|named| active.limit.is_named(named));
         return (!is_named).then(|| "the caller names no limit for such windows".to_owned());
     }
     let mut first = None;

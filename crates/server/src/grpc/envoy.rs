@@ -237,13 +237,13 @@ fn current_limit<'c>(limit: &LimitAnswer, catalogue: &'c Catalogue) -> CurrentLi
             .map(|(unit, _)| (limit.budget, *unit)),
     };
     let (units, unit) = found.unwrap_or((limit.budget, Unit::Unknown));
-    let several = || several_units(active.algorithm.period_ns()).filter(|_| !active.algorithm.has_rate());
-    let (unit, unit_multiplier) = match found {
-        None if !active.is_concurrent() => {
-            several().map_or((unit, None), |(unit, multiplier)| (unit, Some(multiplier)))
-        }
-        _ => (unit, None),
+    let is_window = !active.algorithm.has_rate() && !active.is_concurrent();
+    let several = match found {
+        None if is_window => several_units(active.algorithm.period_ns()),
+        _ => None,
     };
+    let unit = several.map_or(unit, |(unit, _)| unit);
+    let unit_multiplier = several.map(|(_, multiplier)| multiplier);
     // The service whose limits have paths, or are the callers' own, names a limit only if its config does.
     let name = match active.path {
         None if !active.spec.from_callers => &active.spec.name,
