@@ -171,6 +171,8 @@ mutations! {
     OpenSharesLast: Node;
     /// If cells have their own edges, shares of windows that begin later are used in open ones.
     LaterSharesEarly: Node;
+    /// A region has all of a number that a caller names.
+    CallersShareWhole: Node;
     /// A cell that leaves a shared cell keeps that cell's window, which may end at another time than its own.
     SharedWindowKept: Node;
     /// A wall clock that nobody confirmed since the start dates durable records.

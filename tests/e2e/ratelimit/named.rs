@@ -15,7 +15,10 @@ use acequia_tests::{
 use tonic::transport::Channel;
 
 use super::place::Replacement;
-use crate::{envoy, store::servers::Server};
+use crate::{
+    envoy,
+    store::{self, servers::Server},
+};
 
 /// Asks for one hit of a tenant, for whom the caller names so many a unit of time.
 async fn ask(
@@ -100,6 +103,28 @@ async fn replicas_count_in_their_redis_what_callers_name() {
         let address = format!("http://127.0.0.1:{}", replica.grpc());
         let mut client = RateLimitServiceClient::connect(address).await.expect("connected");
         assert_eq!(ask(&mut client, "a", 30, Unit::Year).await.overall_code(), Code::OverLimit);
+    }
+}
+
+/// Nodes that share a store have even parts of what is named: no pool has any, and no lease gives any.
+#[test]
+fn nodes_that_share_a_store_admit_together_what_a_caller_names() {
+    let _alone = store::alone();
+    let server = Server::start(&[]);
+    let servers = format!("shards: {}", store::listed(std::slice::from_ref(&server)));
+    let named = "domains: { shop: { limits_from_callers: true } }\nlimits: []\n";
+    let nodes = ["eu-1", "eu-2"];
+    let nodes = store::start_all(nodes.map(|node| store::config_of(node, &nodes, &servers, named)));
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    for (number, most) in [(1, 1), (2, 1), (12, 6), (13, 7)] {
+        let admitted = nodes.iter().map(|node| {
+            runtime.block_on(async {
+                let admitted = passed(&mut client(node).await, &number.to_string(), number, Unit::Year).await;
+                assert!(admitted <= most, "{admitted} of {number} at one node");
+                admitted as u32
+            })
+        });
+        assert_eq!(admitted.sum::<u32>(), number);
     }
 }
 

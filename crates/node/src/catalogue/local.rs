@@ -7,7 +7,7 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use acequia_limits::{
-    Algorithm, Part, RATE_PARTS,
+    Algorithm, Limit, Part, RATE_PARTS,
     window::{Edges, Later},
 };
 use acequia_rights::{
@@ -151,6 +151,11 @@ impl GuardShare {
     /// A node's guard where these members have parts of the limit among the nodes of several regions.
     pub(crate) fn of_parts(members: impl IntoIterator<Item = MemberId>, percent: u8) -> Self {
         Self { of: GuardScope::Parts(members.into_iter().collect()), percent: percent.min(100).into() }
+    }
+
+    /// The guard of one limit. Numbers that callers name have no pools, so the nodes keep all of them.
+    pub(crate) fn of(&self, limit: &Limit) -> Self {
+        Self { percent: if limit.spec.from_callers { 100 } else { self.percent }, of: self.of.clone() }
     }
 
     /// The region's nodes as members among those of all regions; none if the region has every limit to

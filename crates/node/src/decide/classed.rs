@@ -9,6 +9,7 @@ use acequia_limits::{
     Algorithm, CellTag, Descriptor, Now, Verdict, algorithm::State, cell::Tagger, descriptor::CallersLimit,
     limit::Descriptors, selector::Canonical,
 };
+use acequia_rights::mutation::{Mutation, mutated};
 use smallvec::SmallVec;
 
 use super::{
@@ -273,7 +274,10 @@ impl RequestCheck<'_, '_> {
         let most = u32::try_from(active.limit.algorithm.budget()).unwrap_or(u32::MAX);
         let named = named.units.min(most);
         let hit = found.hit();
-        let here = self.local(active, hit.variant).standing_of(named.into(), hit.tag.salt());
+        let here = match mutated(Mutation::CallersShareWhole) {
+            false => self.local(active, hit.variant).standing_of(named.into(), hit.tag.salt()),
+            true => named.into(),
+        };
         // A share is no more than the whole, which has 32 bits.
         let beside = here << 32 | u64::from(named);
         let classed = Classed { of: Of::Named, leaves_percent: 100, beside, ..Classed::NONE };

@@ -11,12 +11,13 @@ use acequia_limits::{
 use acequia_node::{Ask, Asker, CellCount};
 
 use crate::{
+    pools,
     regions::{MS, World, incarnation},
     scene::{self, MINUTE, S, START},
 };
 
 /// The limit for numbers that callers name, up to `most` for each window.
-fn named(most: u64, window: &str) -> LimitSpec {
+pub(crate) fn named(most: u64, window: &str) -> LimitSpec {
     LimitSpec { by: Vec::new(), from_callers: true, ..scene::window("named", most, window) }
 }
 
@@ -139,6 +140,8 @@ fn whoever_counts_elsewhere_is_told_the_named_number() {
 }
 
 const NUMBERS: [u32; 5] = [1, 2, 3, 10, 101];
+/// The units of all numbers in two windows.
+const TWICE: [u64; NUMBERS.len()] = [2, 4, 6, 20, 202];
 const WINDOW: u64 = 10 * S;
 
 /// What was admitted of each number, by the window.
@@ -201,6 +204,62 @@ fn regions_have_standing_shares_of_every_number_and_never_more() {
     admitted.run(&mut world, 12_000);
 }
 
+/// Asks every node for every number for so long; counts what passes.
+fn ask_nodes(world: &mut pools::World, seconds: u64) -> [u64; NUMBERS.len()] {
+    let mut passed = [0; NUMBERS.len()];
+    for _ in 0..seconds * 50 {
+        for (units, passed) in NUMBERS.into_iter().zip(&mut passed) {
+            *passed += world.ask_for_named(units, 10);
+        }
+        world.pass(20 * MS);
+    }
+    passed
+}
+
+/// Callers name numbers at nodes of a region, which have no pools of them, and need no store.
+#[test]
+fn nodes_that_share_a_store_divide_every_number_among_them() {
+    let mut world = pools::World::of_new(3, &[named(UNITS_MAX_OF_CALLERS, "10s")], 10);
+    world.pass(15 * S);
+    let calls = world.calls;
+    assert_eq!(ask_nodes(&mut world, 10), TWICE, "all of two windows");
+    assert_eq!(world.calls, calls, "nothing is in a pool");
+    for at in &mut world.nodes {
+        at.way = pools::Way::CUT;
+    }
+    world.crash(0);
+    ask_nodes(&mut world, 17);
+    world.stop(1, pools::Stop::CALM);
+    ask_nodes(&mut world, 17);
+    world.lose_disk(2);
+    ask_nodes(&mut world, 17);
+}
+
+/// Each node of each region has its part of every number, whatever becomes of weights, links and processes.
+#[test]
+fn nodes_of_several_regions_divide_every_number_among_them() {
+    divided_among_regions();
+}
+
+fn divided_among_regions() {
+    let mut world = pools::World::among_regions(&[2, 1, 2], &[named(UNITS_MAX_OF_CALLERS, "10s")], 10, 1);
+    let all = |weights: [u32; 5]| weights.into_iter().enumerate().collect::<Vec<_>>();
+    world.pass(S);
+    assert!(world.order(&all([1; 5])));
+    world.pass(20 * S);
+    for weights in [[1, 5, 1, 1, 1], [5, 1, 1, 1, 1], [1, 1, 1, 1, 9]] {
+        ask_nodes(&mut world, 13);
+        assert!(world.order(&all(weights)));
+        ask_nodes(&mut world, 3);
+        world.crash(1);
+    }
+    assert!(world.order(&[(0, 1), (1, 1), (2, 1), (3, 1)]));
+    ask_nodes(&mut world, 17);
+    // What a crash forgot is over.
+    world.pass(300 * S);
+    assert_eq!(ask_nodes(&mut world, 10), TWICE, "nothing is lost for good");
+}
+
 /// A journal reserves units ahead of use. What a crash loses of them is a small part of the named number.
 #[test]
 fn a_crash_forgets_no_charge_and_little_else() {
@@ -219,4 +278,16 @@ fn a_crash_forgets_no_charge_and_little_else() {
     let after = (0..1_000).filter(|_| ask(&mut world)).count();
     assert_eq!(before, 500);
     assert!((480..=500).contains(&after), "{after}");
+}
+
+#[cfg(feature = "mutations")]
+#[test]
+fn every_rule_is_needed() {
+    use acequia_rights::mutation::{Mutation, break_rule};
+    std::panic::set_hook(Box::new(|_| ()));
+    break_rule(Some(Mutation::CallersShareWhole));
+    let found = std::panic::catch_unwind(divided_among_regions);
+    break_rule(None);
+    drop(std::panic::take_hook());
+    assert!(found.is_err(), "a rule can be left out unnoticed");
 }

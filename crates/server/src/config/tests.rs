@@ -216,7 +216,7 @@ fn valid_settings_that_look_like_mistakes_are_noted() {
 }
 
 #[test]
-fn callers_name_limits_where_no_pools_are() {
+fn callers_name_limits_in_windows_of_every_unit() {
     let named = "domains: { shop: { limits_from_callers: true } }\n";
     let config = accepted(&format!("{HEAD}{named}"));
     let windows: Vec<u64> =
@@ -224,8 +224,6 @@ fn callers_name_limits_where_no_pools_are() {
     assert_eq!(windows, [1, 60, 3_600, 86_400, 604_800, 2_592_000, 31_536_000]);
     assert!(config.live.limits.iter().all(|limit| limit.spec.from_callers));
     accepted(&format!("{SHARED}{named}"));
-    let store = "store: { redis: { cluster: [\"10.0.0.1:6379\"] } }\n";
-    refused(&format!("{SHARED}{named}{store}"), 13, "limits_from_callers");
 }
 
 #[test]

@@ -168,13 +168,6 @@ impl Written {
                         out, or listen on an address such as 127.0.0.1:8082";
             faults.at(token, what.to_owned());
         }
-        if let Some(store) = self.store.as_ref().filter(|_| self.has_store())
-            && self.limits.iter().any(|limit| limit.value.from_callers)
-        {
-            let what = "nodes with a `store` keep most units in its pools, and what callers name has none there: leave \
-                        `limits_from_callers` out, or the `store`";
-            faults.at(store, what.to_owned());
-        }
         let Some(regions) = &self.regions else {
             let clock = self.clock.as_ref().filter(|_| !self.has_store());
             let alone = [

@@ -1,20 +1,22 @@
 //! Random histories of one region's pools.
 
-use acequia_limits::limit::LimitSpec;
+use acequia_limits::limit::{LimitSpec, UNITS_MAX_OF_CALLERS};
 
 use crate::{
+    from_callers::named,
     pools::{Way, World},
     scene::{self, MS, S, bucket, sliding, window},
 };
 
-/// A random history of one limit. The seed determines which faults happen, how often, and when. All that
+/// A random history of one limit, and of numbers that callers name. The seed determines which faults happen, how often, and when. All that
 /// passes is counted by true time, and one unit too many is a panic. At the end everything heals, and pools
 /// must grant again.
 pub(super) fn history(seed: u64) {
     let spec = [window("w", 40, "2s"), bucket("b", "20/s", 40), sliding("s", 40, "2s"), leaky()];
     let nodes = 2 + (seed / 4 % 3) as usize;
     let percent = [0, 10, 30][(seed / 12 % 3) as usize];
-    let spec = &spec[(seed % 4) as usize..=(seed % 4) as usize];
+    let [limit, ..] = &spec[(seed % 4) as usize..] else { panic!("four limits") };
+    let spec = &[limit.clone(), named(UNITS_MAX_OF_CALLERS, "2s")];
     let is_kept = seed / 4 % 2 == 1;
     let mut world = if is_kept {
         World::kept(nodes, spec, percent, seed)
@@ -28,7 +30,7 @@ pub(super) fn history(seed: u64) {
     let disks = if is_kept { often() } else { u64::MAX };
     let (lost, replaced, stops) = (often(), often(), often().saturating_mul(2));
     let mut snapshot = world.server.clone();
-    for _ in 0..1_500 {
+    for step in 0..1_500 {
         let place = world.below(nodes as u64) as usize;
         if is_kept && world.below(disks) == 0 {
             world.nodes[place].is_disk_full = !world.nodes[place].is_disk_full;
@@ -83,6 +85,7 @@ pub(super) fn history(seed: u64) {
             }
             world.nodes[place].way = Way::GOOD;
         }
+        world.ask_for_named([1, 3, 10, 41][step % 4], 2);
         world.ask_around();
     }
     heal(world, seed);

@@ -1,11 +1,14 @@
 //! Random histories of regions of several nodes.
 
+use acequia_limits::limit::UNITS_MAX_OF_CALLERS;
+
 use crate::{
+    from_callers::named,
     pools::{Way, World},
     scene::{self, MS, S, bucket, sliding, window},
 };
 
-/// A random history of one limit. The seed determines which orders and faults happen, how often, and when.
+/// A random history of one limit, and of numbers that callers name. The seed determines which orders and faults happen, how often, and when.
 /// All that passes is counted by true time, and one unit too many is a panic. At the end everything heals,
 /// and pools must grant again.
 fn history(seed: u64) {
@@ -24,7 +27,8 @@ fn history(seed: u64) {
         scene::leaky("l", "20/s", 40, acequia_limits::limit::NoWait::Deny),
     ];
     let nodes: &[usize] = [&[2, 2][..], &[2, 1], &[3, 2], &[1, 2, 2]][(seed / 4 % 4) as usize];
-    let spec = &spec[(seed % 4) as usize..=(seed % 4) as usize];
+    let [limit, ..] = &spec[(seed % 4) as usize..] else { panic!("four limits") };
+    let spec = &[limit.clone(), named(UNITS_MAX_OF_CALLERS, "2s")];
     let mut world = World::among_regions(nodes, spec, [10, 30][(seed / 16 % 2) as usize], seed);
     let count = world.nodes.len();
     let weights = |world: &mut World| -> Vec<(usize, u32)> {
@@ -38,7 +42,7 @@ fn history(seed: u64) {
     let stops = often().saturating_mul(2);
     // The node with the most demand, for a while.
     let mut hot = 0;
-    for _ in 0..1_500 {
+    for step in 0..1_500 {
         let place = world.below(count as u64) as usize;
         if world.below(60) == 0 {
             hot = place;
@@ -84,6 +88,7 @@ fn history(seed: u64) {
                 cut.insert(place);
             }
         }
+        world.ask_for_named([1, 3, 10, 41][step % 4], 2);
         world.ask_around();
     }
     heal(world, seed);

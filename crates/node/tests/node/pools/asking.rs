@@ -3,7 +3,8 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use acequia_limits::{
-    CellTag, Descriptor,
+    CellTag, Descriptor, Request,
+    descriptor::CallersLimit,
     limit::{LimitSpec, ValueSpec},
 };
 use acequia_node::{Ask, Forwarding, Holding, LimitAnswer};
@@ -132,6 +133,28 @@ impl World {
             }
         }
         (is_allowed, patience_ns)
+    }
+
+    /// Requests one unit at every node. The caller names `units` for each `period_s` seconds. Returns how many passed.
+    #[track_caller]
+    pub(crate) fn ask_for_named(&mut self, units: u32, period_s: u32) -> u64 {
+        let entries = [("key", "named")];
+        let mut request = Request::new("shop", &entries);
+        let period_s = period_s.try_into().expect("a period");
+        request.spans[0].limit = Some(CallersLimit { units, period_s });
+        let mut passed = 0;
+        for place in 0..self.nodes.len() {
+            let now = self.now(place);
+            let answer = self.nodes[place].asker.check(&request, now, Ask::CHECK).clone();
+            // There may be no such limit now.
+            for limit in answer.limits.iter().filter(|_| answer.allowed) {
+                let (key, tag) = (units.to_string(), limit.tag);
+                let cell = ChargedCell { limit: limit.limit as usize, key: &key, budget: units.into(), tag };
+                self.admit(cell, limit.units, &place.to_string());
+                passed += 1;
+            }
+        }
+        passed
     }
 
     /// The number of waiting requests.
