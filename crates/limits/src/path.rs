@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Descriptor, pattern::Pattern, selector::By};
 
-/// An entry of `path`: `{ key, value, shared }`.
+/// An entry of `path`: `{ key, value, shared, in_metrics }`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StepSpec {
@@ -21,6 +21,26 @@ pub struct StepSpec {
     /// Whether all values that fit `value` share one cell. Without it, each value has its own.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shared: bool,
+    /// Whether metrics show each value that fits, as of literal ones. Without it, or if `shared`, they show `value`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub in_metrics: bool,
+}
+
+/// A path's name in envoyproxy/ratelimit's metrics.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct StatNames {
+    /// The first step's name.
+    pub first: String,
+    /// The names of all others, joined by dots; empty if there are none.
+    pub further: String,
+}
+
+impl StatNames {
+    fn of(mut names: impl Iterator<Item = String>) -> Self {
+        let first = names.next().unwrap_or_default();
+        let further: Vec<String> = names.collect();
+        Self { first, further: further.join(".") }
+    }
 }
 
 /// The entries that a descriptor must have: these, and no others.
@@ -36,6 +56,8 @@ pub struct Step {
     pub value: Option<Pattern>,
     /// Whether all values that fit the pattern share one cell.
     pub is_shared: bool,
+    /// Whether metrics show each value that fits.
+    pub is_in_metrics: bool,
 }
 
 impl Step {
@@ -65,6 +87,14 @@ impl Step {
             None => self.key.clone(),
         }
     }
+
+    /// Like [`Step::stat_name`], for an entry's value that metrics show. Bytes that are no UTF-8 become U+FFFD.
+    fn stat_name_of(&self, value: &[u8]) -> String {
+        if self.is_in_metrics && !value.is_empty() {
+            return format!("{}_{}", self.key, String::from_utf8_lossy(value));
+        }
+        self.stat_name()
+    }
 }
 
 impl std::fmt::Display for Step {
@@ -79,10 +109,11 @@ impl std::fmt::Display for Step {
 impl Path {
     /// A path, as a config writes it.
     pub fn new(steps: &[StepSpec]) -> Self {
-        let steps = steps.iter().map(|StepSpec { key, value, shared }| Step {
+        let steps = steps.iter().map(|StepSpec { key, value, shared, in_metrics }| Step {
             key: key.clone(),
             value: value.as_deref().map(Pattern::new),
             is_shared: *shared,
+            is_in_metrics: *in_metrics && !*shared,
         });
         Self(steps.collect())
     }
@@ -90,6 +121,23 @@ impl Path {
     /// The steps, in order; at least one.
     pub fn steps(&self) -> &[Step] {
         &self.0
+    }
+
+    /// Whether metrics show values of any step.
+    pub fn is_in_metrics(&self) -> bool {
+        self.0.iter().any(|step| step.is_in_metrics)
+    }
+
+    /// The path's name in that service's metrics: the first step's, and those of all others, joined by dots.
+    pub fn stat_names(&self) -> StatNames {
+        StatNames::of(self.0.iter().map(Step::stat_name))
+    }
+
+    /// Like [`Path::stat_names`], for the values of a descriptor that fits.
+    pub fn stat_names_of(&self, descriptor: &Descriptor<'_>) -> StatNames {
+        StatNames::of(
+            self.0.iter().zip(descriptor.entries).map(|(step, (_, value))| step.stat_name_of(value)),
+        )
     }
 
     /// Whether a descriptor has these entries, in this order, and no others.
@@ -117,7 +165,7 @@ mod tests {
     use super::*;
 
     fn step(key: &str, value: Option<&str>, shared: bool) -> StepSpec {
-        StepSpec { key: key.to_owned(), value: value.map(str::to_owned), shared }
+        StepSpec { key: key.to_owned(), value: value.map(str::to_owned), shared, in_metrics: true }
     }
 
     #[test]
@@ -152,5 +200,24 @@ mod tests {
         let counted: Vec<(String, Option<usize>)> =
             path.by().into_iter().map(|by| (by.key, by.place)).collect();
         assert_eq!(counted, [("b".to_owned(), Some(1)), ("b".to_owned(), Some(2))]);
+    }
+    #[test]
+    fn metrics_show_values_of_steps_that_say_so() {
+        let mut steps = [
+            step("a", Some("1"), false),
+            step("b", None, false),
+            step("b", Some("x*"), false),
+            step("c", Some("y*"), true),
+        ];
+        let name = |steps: &[StepSpec], entries: &[(&[u8], &[u8])]| {
+            let path = Path::new(steps);
+            let StatNames { first, further } = path.stat_names_of(&Descriptor::new(entries, None));
+            (path.is_in_metrics(), format!("{first} {further}"))
+        };
+        let entries: [(&[u8], &[u8]); 4] = [(b"a", b"1"), (b"b", b"2"), (b"b", b"x\xff"), (b"c", b"y1")];
+        assert_eq!(name(&steps, &entries), (true, "a_1 b_2.b_x\u{fffd}.c_y*".to_owned()));
+        steps.iter_mut().for_each(|step| step.in_metrics = false);
+        assert_eq!(name(&steps, &entries), (false, "a_1 b.b_x*.c_y*".to_owned()));
+        assert_eq!(name(&[step("b", None, false)], &[(b"b", b"")]), (true, "b ".to_owned()));
     }
 }

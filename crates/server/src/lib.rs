@@ -25,6 +25,7 @@ pub mod grpc;
 pub mod headers;
 mod hints;
 mod histogram;
+mod hits;
 mod holdings;
 pub mod http;
 mod idempotency;

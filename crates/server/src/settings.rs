@@ -135,6 +135,8 @@ pub(crate) const SETTINGS: Settings = Settings {
         hot_cells_max: 16,
         hot_key_bytes_max: 256,
         hint_pairs_max: 200,
+        stat_names_max: 1_000,
+        stat_values_bytes_max: 256,
         domains_max: 100,
         unmatched_told_every: Duration::from_secs(60),
         unreported_told_max: 100,
@@ -525,6 +527,10 @@ pub(crate) struct CountSettings {
     /// The most pairs of a limit and a reason whose waits are counted by name. Further limits are counted together.
     /// Larger: more series in the metrics.
     pub(crate) hint_pairs_max: usize,
+    /// The most names of limits with values that hits are counted by, for all limits together.
+    pub(crate) stat_names_max: usize,
+    /// The most bytes of the values in such a name. Hits with longer ones count for the limit.
+    pub(crate) stat_values_bytes_max: usize,
     /// Domains whose unmatched requests are counted by name; all others are counted together.
     pub(crate) domains_max: usize,
     /// The time between two lines in the log about requests that no limit matched.

@@ -19,11 +19,11 @@ use crate::{
     config::{DomainConfig, Headers, Live, Reloads},
     connections::AllConnections,
     counting::Counting,
-    hints,
     patience::Waiting,
     refused::Refused,
     region::OwnRegion,
     regions::{Alone, Regions},
+    tally::Labels,
     unmatched::{self, NoMatches},
     warnings::Warned,
     webhooks::Webhooks,
@@ -70,8 +70,8 @@ pub struct Shared {
     pub(crate) expired: AtomicU64,
     /// The domains that are counted by name, for requests that no limit was about.
     pub(crate) unmatched_domains: unmatched::Names,
-    /// The pairs of limit and reason whose waits are counted by name.
-    pub(crate) hinted: hints::Pairs,
+    /// What workers count by name, as callers choose it.
+    pub(crate) labels: Labels,
     draining: AtomicBool,
     live: ArcSwap<Settings>,
 }
@@ -124,7 +124,7 @@ impl Shared {
             refused: Refused::default(),
             expired: AtomicU64::new(0),
             unmatched_domains: unmatched::names(),
-            hinted: hints::pairs(),
+            labels: Labels::new(),
             draining: AtomicBool::new(false),
             live: ArcSwap::default(),
         }

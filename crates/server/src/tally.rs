@@ -1,11 +1,13 @@
 //! A worker's counts: plain numbers under the worker's own lock, added up on request.
 
 use acequia_api::acequia::v1::Settled;
-use acequia_node::{Answer, Catalogue, LimitAnswer, Outcome, Refunded};
+use acequia_limits::Request;
+use acequia_node::{Answer, Catalogue, Outcome, Refunded};
 
 use crate::{
-    hints::{Hints, Pairs},
+    hints::{self, Hints},
     histogram::Histogram,
+    hits::{self, HitTally, HitsByValue},
     settings::SETTINGS,
     unmatched,
 };
@@ -19,6 +21,8 @@ pub(crate) const DECISION_SECONDS: [f64; 12] =
 pub(crate) struct Tally {
     /// By the limit's slot.
     pub(crate) limits: Vec<LimitTally>,
+    /// Hits by the values that metrics show.
+    pub(crate) hits: HitsByValue,
     /// Waits that denied requests were told.
     pub(crate) hints: Hints,
     pub(crate) decision: Histogram<12>,
@@ -42,6 +46,22 @@ pub(crate) struct Tally {
     /// What proxies said of charges that changed nothing, in the order of [`Ignored::ALL`].
     pub(crate) ignored: [u64; 3],
     seen: u64,
+}
+
+/// What all workers count by name, as callers choose it.
+#[derive(Debug)]
+pub(crate) struct Labels {
+    /// The pairs of limit and reason whose waits are counted.
+    hinted: hints::Pairs,
+    /// The names of limits with the values of requests.
+    stat_names: hits::Names,
+}
+
+impl Labels {
+    /// None yet.
+    pub(crate) const fn new() -> Self {
+        Self { hinted: hints::pairs(), stat_names: hits::names() }
+    }
 }
 
 /// Why something that a proxy said of a charge changed nothing. The proxy is told nothing: a client may have
@@ -83,57 +103,6 @@ pub(crate) struct LimitTally {
     pub(crate) hits: HitTally,
 }
 
-/// Hits of a limit with a path, as envoyproxy/ratelimit counts them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct HitTally {
-    /// All hits.
-    pub(crate) total: u64,
-    /// Hits that were beyond the limit.
-    pub(crate) over: u64,
-    /// Hits that were within the limit, but beyond [`NEAR_PERCENT`] of it.
-    pub(crate) near: u64,
-    /// Hits of requests that were within the limit.
-    pub(crate) within: u64,
-    /// Hits beyond a limit that only watches.
-    pub(crate) shadow: u64,
-}
-
-/// A limit is near from this part of it on, in percent.
-const NEAR_PERCENT: u64 = 80;
-
-impl HitTally {
-    /// The counts, in the order of their fields.
-    pub(crate) const fn all(&self) -> [u64; 5] {
-        [self.total, self.over, self.near, self.within, self.shadow]
-    }
-
-    #[cold]
-    fn record(&mut self, limit: &LimitAnswer) {
-        let hits = if limit.is_charged { limit.units } else { 0 };
-        let (budget, left) = (limit.budget, limit.verdict.remaining);
-        let is_over = matches!(limit.outcome, Outcome::Deny | Outcome::ShadowDeny);
-        // What was left before a hit that did not fit is within the limit.
-        let over = if is_over { hits.min(limit.late.owed.saturating_add(limit.late.unrecorded)) } else { 0 };
-        let spent = budget.saturating_sub(left);
-        let near_from = budget.saturating_mul(NEAR_PERCENT) / 100;
-        let near = spent.saturating_sub(near_from).min(hits - over);
-        self.total += hits;
-        self.over += over;
-        self.near += near;
-        self.within += if is_over { 0 } else { hits };
-        self.shadow += if limit.outcome == Outcome::ShadowDeny { over } else { 0 };
-    }
-
-    fn add(&mut self, other: &Self) {
-        let Self { total, over, near, within, shadow } = other;
-        self.total += total;
-        self.over += over;
-        self.near += near;
-        self.within += within;
-        self.shadow += shadow;
-    }
-}
-
 /// The words for outcomes in metrics, in the order of [`outcome_place`].
 pub(crate) const OUTCOMES: [&str; 4] = ["allow", "deny", "shadow_deny", "unlimited"];
 
@@ -157,15 +126,21 @@ impl Tally {
         self.seen.is_multiple_of(SETTINGS.counts.sample)
     }
 
-    /// Counts an answer. `pairs` are the pairs that all workers count by name.
+    /// Counts an answer. `labels` are what all workers count by name.
     #[inline]
-    pub(crate) fn record(&mut self, answer: &Answer, catalogue: &Catalogue, pairs: &Pairs) {
+    pub(crate) fn record(
+        &mut self,
+        answer: &Answer,
+        catalogue: &Catalogue,
+        request: &Request<'_>,
+        labels: &Labels,
+    ) {
         self.seen += 1;
         if answer.allowed {
             self.allowed += 1;
         } else {
             self.denied += 1;
-            self.hints.count(answer, catalogue, pairs);
+            self.hints.count(answer, catalogue, &labels.hinted);
         }
         self.unmatched += u64::from(answer.unmatched.count_ones());
         for limit in &answer.limits {
@@ -179,8 +154,10 @@ impl Tally {
             if answer.allowed && limit.outcome == Outcome::Allow {
                 tally.units += limit.units;
             }
-            if active.limit.path.is_some() && limit.outcome != Outcome::Unlimited {
-                tally.hits.record(limit);
+            if let Some(path) = active.limit.path.as_ref().filter(|_| limit.outcome != Outcome::Unlimited) {
+                let by_value =
+                    self.hits.of(&labels.stat_names, active.slot(), path, limit.descriptors, request);
+                by_value.unwrap_or(&mut tally.hits).record(limit);
             }
         }
     }
@@ -217,6 +194,7 @@ impl Tally {
             ours.refunded += theirs.refunded;
             ours.hits.add(&theirs.hits);
         }
+        self.hits.add(&other.hits);
         self.hints.add(&other.hints);
         self.decision.add(&other.decision);
         self.allowed += other.allowed;

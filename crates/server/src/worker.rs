@@ -560,7 +560,7 @@ impl Held<'_> {
             tally.repeats += 1;
         } else if ask.charge {
             cells.record(answer, catalogue, request, tally.is_sampled(), self.now);
-            tally.record(answer, catalogue, &self.worker.shared.hinted);
+            tally.record(answer, catalogue, request, &self.worker.shared.labels);
         }
         if enabled!(tracing::Level::DEBUG) {
             trace(&self.worker.shared, request, answer, catalogue);

@@ -183,6 +183,45 @@ fn its_ports_answer_as_the_service_answers() {
     assert_eq!(counts.map(|name| of(name, &watched) as u64), [3, 2, 1, 0, 2]);
 }
 
+/// As that service counts them, but for the bound: the page says it.
+#[test]
+fn metrics_show_the_values_for_which_the_config_says_so() {
+    let replacement = Replacement::start(&[]);
+    let limit = "rate_limit: { unit: year, requests_per_unit: 5 }";
+    let shop = format!(
+        "domain: shop\ndescriptors:\n\
+         - {{ key: tenant, {limit} }}\n\
+         - {{ key: route, value: '/x/*', detailed_metric: true, {limit} }}\n\
+         - {{ key: zone, value_to_metric: true, descriptors: [{{ key: user, {limit} }}] }}\n\
+         - {{ key: file, value: 'f*', share_threshold: true, detailed_metric: true, {limit} }}\n"
+    );
+    fs::write(replacement.config(), shop).expect("written");
+    eventually("the new limits count", || replacement.get(2, "/rlconfig").contains("file_f*"));
+    let hits: [(Value, u64); 6] = [
+        (json!([{ "key": "tenant", "value": "t1" }]), 1),
+        (json!([{ "key": "route", "value": "/x/1" }]), 2),
+        (json!([{ "key": "route", "value": "/x/\"2\n" }]), 7),
+        (json!([{ "key": "zone", "value": "z" }, { "key": "user", "value": "u" }]), 3),
+        (json!([{ "key": "file", "value": "f1" }]), 2),
+        (json!([{ "key": "file", "value": "f2" }]), 2),
+    ];
+    for (entries, hits) in hits {
+        replacement.json(&asked(&entries, hits));
+    }
+    let metrics = replacement.metrics();
+    let of = |name: &str, keys: &[(&str, &str)]| {
+        let labels: Vec<_> = [("domain", "shop")].iter().chain(keys).copied().collect();
+        metrics.sum(&format!("ratelimit_service_rate_limit_{name}"), &labels) as u64
+    };
+    assert_eq!(of("total_hits", &[("key1", "tenant")]), 1);
+    assert_eq!(of("total_hits", &[("key1", "route_/x/1")]), 2);
+    let odd = [("key1", "route_/x/\"2\n")];
+    assert_eq!((of("total_hits", &odd), of("over_limit", &odd)), (7, 2));
+    assert_eq!(of("total_hits", &[("key1", "zone_z"), ("key2", "user")]), 3);
+    assert_eq!(of("total_hits", &[("key1", "file_f*")]), 4, "they share a counter");
+    assert_eq!(of("total_hits", &[("key1", "route_/x/*")]), 0, "each hit counts once");
+}
+
 #[test]
 fn its_limits_follow_the_file_and_shadow_mode_denies_nothing() {
     let replacement = Replacement::start(&[("SHADOW_MODE", "true")]);

@@ -119,12 +119,12 @@ mod tests {
         let text = "
 domain: shop
 descriptors:
-  - { key: tenant, value: '*:yes', detailed_metric: true, rate_limit: { unit: day, requests_per_unit: 5 } }
+  - { key: tenant, value: '*:yes', detailed_metric: true, rate_limit: { unit: day, requests_per_unit: 5 }, metadata: { a: b } }
   - { key: tenant, rate_limit: { unlimited: true, replaces: [{ name: x }] } }
 ";
         std::fs::write(&file, text).expect("written");
         let printed = envoy(std::slice::from_ref(&file)).expect("limits");
-        assert!(printed.starts_with("# differs: shop/tenant=*:yes: detailed_metric"), "{printed}");
+        assert!(printed.starts_with("# differs: shop/tenant=*:yes: metadata"), "{printed}");
         let config = format!("region: eu\nnode: a\n{printed}");
         let config =
             Config::parse("acequia.yaml", &config).unwrap_or_else(|fault| panic!("{fault}\n{config}"));

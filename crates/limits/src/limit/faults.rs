@@ -355,7 +355,7 @@ impl Faults {
         if spec.path.len() > KEYS_MAX {
             self.add("path", format!("more than {KEYS_MAX} entries in one `path`"));
         }
-        for StepSpec { key, value, shared } in &spec.path {
+        for StepSpec { key, value, shared, in_metrics: _ } in &spec.path {
             if key.is_empty() {
                 self.add("path", "an empty key in `path`".to_owned());
             }
@@ -855,6 +855,7 @@ mod tests {
                     key: (*key).to_owned(),
                     value: value.map(str::to_owned),
                     shared: *shared,
+                    in_metrics: false,
                 })
                 .collect(),
             ..bucket("1/s", 1)

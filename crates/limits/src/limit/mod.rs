@@ -459,7 +459,7 @@ impl LimitId {
         if !spec.path.is_empty() {
             text(&mut hasher, "path");
             length(&mut hasher, spec.path.len());
-            for StepSpec { key, value, shared } in &spec.path {
+            for StepSpec { key, value, shared, in_metrics: _ } in &spec.path {
                 text(&mut hasher, key);
                 length(&mut hasher, usize::from(value.is_some()));
                 text(&mut hasher, value.as_deref().unwrap_or_default());

@@ -108,6 +108,7 @@ mod tests {
             key: (*key).to_owned(),
             value: (!value.is_empty()).then(|| (*value).to_owned()),
             shared: false,
+            in_metrics: false,
         };
         spec.path = steps.iter().map(step).collect();
         Limit::new(spec).expect("a limit")

@@ -358,7 +358,8 @@ fn an_override_that_ended_by_one_threads_clock_has_ended_for_all() {
 }
 
 fn with_path(name: &str, limit: u64, value: Option<&str>) -> LimitSpec {
-    let step = StepSpec { key: "key".into(), value: value.map(str::to_owned), shared: false };
+    let step =
+        StepSpec { key: "key".into(), value: value.map(str::to_owned), shared: false, in_metrics: false };
     LimitSpec { by: Vec::new(), path: vec![step], ..scene::window(name, limit, "1h") }
 }
 

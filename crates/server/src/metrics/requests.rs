@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, collections::BTreeMap, fmt};
 
-use acequia_limits::{Charge, limit::OnStoreLoss, path::Step};
+use acequia_limits::{Charge, limit::OnStoreLoss, path::StatNames};
 use acequia_node::{Active, Catalogue, ChargesView, ForwardCounts};
 
 use super::out::{Out, by_path, labelled};
@@ -10,6 +10,7 @@ use crate::{
     cells::{Hottest, LimitCells, VERDICTS},
     charges::settled_word,
     hints::HINT_SECONDS,
+    hits::HitTally,
     tally::{DECISION_SECONDS, Ignored, OUTCOMES, SETTLED, Tally},
     warnings::WarningCounts,
 };
@@ -72,38 +73,31 @@ pub(super) fn counted(out: &mut Out<'_>, counts: [u64; 3]) -> fmt::Result {
 
 /// Hits of limits with paths, under the names that boards of envoyproxy/ratelimit read.
 pub(super) fn hits(out: &mut Out<'_>, tally: &Tally, catalogue: &Catalogue) -> fmt::Result {
-    struct Row<'a> {
-        domain: &'a str,
-        keys: Vec<String>,
-        counts: [u64; 5],
-    }
-    let mut rows: BTreeMap<String, Row<'_>> = BTreeMap::new();
+    // Several limits may have one name: a limit and its successor, or a key `a_b` and a value `b` of `a`.
+    let mut rows: BTreeMap<(&str, StatNames), HitTally> = BTreeMap::new();
     for active in &catalogue.limits {
         let Some(path) = &active.limit.path else { continue };
-        let counts = tally.limits.get(active.slot() as usize).map_or([0; 5], |tally| tally.hits.all());
-        let mut names = path.steps().iter().map(Step::stat_name);
-        let first = names.next().unwrap_or_default();
-        let further: Vec<String> = names.collect();
-        let keys = if further.is_empty() { vec![first] } else { vec![first, further.join(".")] };
-        let row = Row { domain: &active.limit.spec.domain, keys, counts: [0; 5] };
-        let row = rows.entry(active.limit.path()).or_insert(row);
-        row.counts.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
+        let mut add = |names, hits: &HitTally| {
+            rows.entry((active.limit.spec.domain.as_str(), names)).or_default().add(hits);
+        };
+        let of_limit = tally.limits.get(active.slot() as usize).map(|tally| tally.hits);
+        add(path.stat_names(), &of_limit.unwrap_or_default());
+        tally.hits.by_name(active.slot()).for_each(|(names, hits)| add(names.clone(), hits));
     }
-    if rows.is_empty() {
-        return Ok(());
-    }
-    const KEYS: [&str; 2] = ["key1", "key2"];
     for (place, (name, help)) in HITS.iter().enumerate() {
-        let values = rows.values().map(|row| {
-            let keys = KEYS.into_iter().zip(row.keys.iter().map(String::as_str));
-            (std::iter::once(("domain", row.domain)).chain(keys).collect(), row.counts[place])
+        let values = rows.iter().map(|((domain, StatNames { first, further }), hits)| {
+            let further = (!further.is_empty()).then_some(("key2", further.as_str()));
+            let labels = [("domain", *domain), ("key1", first.as_str())].into_iter().chain(further);
+            (labels.collect(), hits.all()[place])
         });
-        out.foreign(name, help, values)?;
+        if !rows.is_empty() {
+            out.foreign(name, help, values)?;
+        }
     }
     Ok(())
 }
 
-/// The names of [`HitTally`](crate::tally::HitTally)'s counts, in their order.
+/// The names of [`HitTally`]'s counts, in their order.
 const HITS: [(&str, &str); 5] = [
     ("ratelimit_service_rate_limit_total_hits", "Hits, as envoyproxy/ratelimit counts them."),
     ("ratelimit_service_rate_limit_over_limit", "Hits beyond the limit."),

@@ -112,6 +112,7 @@ impl Tree {
                 key: descriptor.key.clone(),
                 value: Some(descriptor.value.clone()).filter(|value| !value.is_empty()),
                 shared: descriptor.share_threshold,
+                in_metrics: descriptor.value_to_metric,
             };
             let mut steps = place.steps.to_vec();
             steps.push(step);
@@ -142,10 +143,11 @@ impl Tree {
             None if descriptor.descriptors.is_empty() => Some(LimitSpec { mode: Mode::Off, ..empty(place) }),
             None => None,
         };
-        let Some(spec) = spec else { return };
+        let Some(mut spec) = spec else { return };
+        if descriptor.detailed_metric {
+            spec.path.iter_mut().for_each(|step| step.in_metrics = true);
+        }
         for (is_so, what) in [
-            (descriptor.detailed_metric, "detailed_metric: metrics name the limit, and not each value"),
-            (descriptor.value_to_metric, "value_to_metric: metrics name the limit, and not each value"),
             (descriptor.has_metadata, "metadata: answers do not carry it"),
             (
                 descriptor.shadow_mode && descriptor.quota_mode,
@@ -286,6 +288,27 @@ descriptors:
             assert_eq!(serde_json::from_str::<LimitSpec>(&text).expect("a limit"), spec);
             Limit::new(spec).expect("a limit that can be enforced");
         }
+    }
+
+    #[test]
+    fn metrics_show_the_values_for_which_a_descriptor_says_so() {
+        let imported = imported(
+            "
+domain: shop
+descriptors:
+  - key: tenant
+    value_to_metric: true
+    descriptors:
+      - { key: route, value: '/x/*', rate_limit: { unit: day, requests_per_unit: 5 } }
+      - { key: user, detailed_metric: true, rate_limit: { unit: day, requests_per_unit: 5 } }
+  - key: zone
+    descriptors: [{ key: user, detailed_metric: true, rate_limit: { unit: day, requests_per_unit: 5 } }]
+",
+        );
+        let shown = |limit: &LimitSpec| limit.path.iter().map(|step| step.in_metrics).collect::<Vec<_>>();
+        let shown: Vec<Vec<bool>> = imported.limits.iter().map(shown).collect();
+        assert_eq!(shown, [[true, false], [true, true], [true, true]]);
+        assert_eq!(imported.differences, []);
     }
 
     #[test]
