@@ -454,6 +454,7 @@ impl RequestCheck<'_, '_> {
     #[cold]
     pub(super) fn count_guarded(&self, hit: &Hit, limit: &LimitAnswer) {
         let has_pool = !hit.exempt
+            && !hit.is_named()
             && hit.place != CellSource::Shared
             && self.limit(hit).limit.spec.mode.denies()
             && self.node.store.outages.is_lost(hit.tag);

@@ -219,6 +219,10 @@ fn ask_nodes(world: &mut pools::World, seconds: u64) -> [u64; NUMBERS.len()] {
 /// Callers name numbers at nodes of a region, which have no pools of them, and need no store.
 #[test]
 fn nodes_that_share_a_store_divide_every_number_among_them() {
+    divided_in_one_region();
+}
+
+fn divided_in_one_region() {
     let mut world = pools::World::of_new(3, &[named(UNITS_MAX_OF_CALLERS, "10s")], 10);
     world.pass(15 * S);
     let calls = world.calls;
@@ -233,6 +237,13 @@ fn nodes_that_share_a_store_divide_every_number_among_them() {
     ask_nodes(&mut world, 17);
     world.lose_disk(2);
     ask_nodes(&mut world, 17);
+    let (named, none) = (world.specs.clone(), [scene::window("other", 1, "10s")]);
+    ask_nodes(&mut world, 12);
+    world.renumber(&none);
+    world.pass(S);
+    world.renumber(&named);
+    ask_nodes(&mut world, 12);
+    assert_eq!(ask_nodes(&mut world, 20), TWICE, "nothing is lost for good");
 }
 
 /// Each node of each region has its part of every number, whatever becomes of weights, links and processes.
@@ -286,8 +297,8 @@ fn every_rule_is_needed() {
     use acequia_rights::mutation::{Mutation, break_rule};
     std::panic::set_hook(Box::new(|_| ()));
     break_rule(Some(Mutation::CallersShareWhole));
-    let found = std::panic::catch_unwind(divided_among_regions);
+    let found = [divided_in_one_region, divided_among_regions].map(std::panic::catch_unwind);
     break_rule(None);
     drop(std::panic::take_hook());
-    assert!(found.is_err(), "a rule can be left out unnoticed");
+    assert!(found.iter().all(Result::is_err), "a rule can be left out unnoticed");
 }
