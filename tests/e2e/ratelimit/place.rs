@@ -180,6 +180,9 @@ fn its_ports_answer_as_the_service_answers() {
     let watched = [("domain", "shop"), ("key1", "path"), ("key2", "user_u*")];
     let counts = ["total_hits", "over_limit", "near_limit", "within_limit", "shadow_mode"];
     assert_eq!(counts.map(|name| of(name, &tenant) as u64), [8, 3, 1, 4, 0]);
+    let board = ["total_requests", "should_rate_limit_error", "config_load_success", "config_load_error"];
+    let board = board.map(|name| metrics.sum(&format!("ratelimit_service_{name}"), &[]) as u64);
+    assert_eq!(board, [3, 3, 1, 0], "three requests, three malformed bodies and one config");
     assert_eq!(counts.map(|name| of(name, &watched) as u64), [3, 2, 1, 0, 2]);
 }
 

@@ -1,5 +1,5 @@
-//! `/metrics`: OpenMetrics text, made on request. No value of a descriptor is ever a label, and times are in
-//! seconds.
+//! `/metrics`: OpenMetrics text, made on request. Times are in seconds. A value of a descriptor is a label only where
+//! the operator says so ([`in_metrics`](acequia_limits::path::StepSpec::in_metrics)).
 //!
 //! The parts write figures that others have counted. `deploy/metrics.md` and the two pages that it names say
 //! what the metrics mean. A test compares those tables with what nodes show.
@@ -23,7 +23,7 @@ use prometheus_client::{
 };
 
 use self::out::Out;
-use crate::{process::Process, regions::Differences, shared::Shared};
+use crate::{counting::Counting, process::Process, regions::Differences, shared::Shared};
 
 /// Everything that a node counts, as text.
 pub fn text(shared: &Arc<Shared>) -> String {
@@ -53,9 +53,11 @@ impl Collector for Counts {
         process::process(&mut out, &Process::look())?;
         requests::about(&mut out, &catalogue)?;
         requests::limits(&mut out, &tally, &hottest, &catalogue)?;
-        requests::hits(&mut out, &tally, &catalogue)?;
-        if let Some(counting) = shared.counting.get() {
-            requests::counted(&mut out, counting.counts())?;
+        let counted = shared.counting.get().map(Counting::counts);
+        let [_, missed, _] = counted.unwrap_or_default();
+        requests::as_ratelimit(&mut out, &tally, &catalogue, missed, &shared.reloads)?;
+        if let Some(counts) = counted {
+            requests::counted(&mut out, counts)?;
         }
         if catalogue.has_candidates {
             requests::candidates(&mut out, &catalogue, |slot| shared.cells_of(slot))?;

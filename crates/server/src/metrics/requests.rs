@@ -1,6 +1,11 @@
 //! Requests and charges: what limits said of them, and what became of them.
 
-use std::{cmp::Reverse, collections::BTreeMap, fmt};
+use std::{
+    cmp::Reverse,
+    collections::BTreeMap,
+    fmt,
+    sync::atomic::{AtomicU64, Ordering},
+};
 
 use acequia_limits::{Charge, limit::OnStoreLoss, path::StatNames};
 use acequia_node::{Active, Catalogue, ChargesView, ForwardCounts};
@@ -9,6 +14,7 @@ use super::out::{Out, by_path, labelled};
 use crate::{
     cells::{Hottest, LimitCells, VERDICTS},
     charges::settled_word,
+    config::Reloads,
     hints::HINT_SECONDS,
     hits::HitTally,
     tally::{DECISION_SECONDS, Ignored, OUTCOMES, SETTLED, Tally},
@@ -71,8 +77,14 @@ pub(super) fn counted(out: &mut Out<'_>, counts: [u64; 3]) -> fmt::Result {
     out.counters("acequia_counting_calls", help, words.into_iter().zip(counts))
 }
 
-/// Hits of limits with paths, under the names that boards of envoyproxy/ratelimit read.
-pub(super) fn hits(out: &mut Out<'_>, tally: &Tally, catalogue: &Catalogue) -> fmt::Result {
+/// Hits of limits with paths, and what else boards of envoyproxy/ratelimit read, under its names.
+pub(super) fn as_ratelimit(
+    out: &mut Out<'_>,
+    tally: &Tally,
+    catalogue: &Catalogue,
+    missed: u64,
+    reloads: &Reloads,
+) -> fmt::Result {
     // Several limits may have one name: a limit and its successor, or a key `a_b` and a value `b` of `a`.
     let mut rows: BTreeMap<(&str, StatNames), HitTally> = BTreeMap::new();
     for active in &catalogue.limits {
@@ -84,17 +96,32 @@ pub(super) fn hits(out: &mut Out<'_>, tally: &Tally, catalogue: &Catalogue) -> f
         add(path.stat_names(), &of_limit.unwrap_or_default());
         tally.hits.by_name(active.slot()).for_each(|(names, hits)| add(names.clone(), hits));
     }
+    if rows.is_empty() {
+        return Ok(());
+    }
     for (place, (name, help)) in HITS.iter().enumerate() {
         let values = rows.iter().map(|((domain, StatNames { first, further }), hits)| {
             let further = (!further.is_empty()).then_some(("key2", further.as_str()));
             let labels = [("domain", *domain), ("key1", first.as_str())].into_iter().chain(further);
             (labels.collect(), hits.all()[place])
         });
-        if !rows.is_empty() {
-            out.foreign(name, help, values)?;
-        }
+        out.foreign(name, help, values)?;
     }
-    Ok(())
+    let requests = (vec![("grpc_method", "ShouldRateLimit")], tally.allowed + tally.denied);
+    out.foreign("ratelimit_service_total_requests", "Requests, by whatever method.", [requests])?;
+    let errors = [("redis_error", missed), ("service_error", tally.bad_requests)];
+    out.foreign(
+        "ratelimit_service_should_rate_limit_error",
+        "Requests that the Redis did not answer in time, and malformed ones.",
+        errors.map(|(kind, count)| (vec![("err_type", kind)], count)),
+    )?;
+    let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
+    // The node has started with a config that it could read.
+    let loads = 1 + count(&reloads.applied) + count(&reloads.unchanged);
+    let help = "Configs that were read, the first one included.";
+    out.foreign("ratelimit_service_config_load_success", help, [(Vec::new(), loads)])?;
+    let refused = count(&reloads.refused);
+    out.foreign("ratelimit_service_config_load_error", "Configs that were refused.", [(Vec::new(), refused)])
 }
 
 /// The names of [`HitTally`]'s counts, in their order.
