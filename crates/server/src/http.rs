@@ -28,10 +28,8 @@ use hyper_util::{
     service::TowerToHyperService,
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use tokio::{
-    io::{AsyncRead, AsyncWrite},
-    sync::watch,
-};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_util::sync::CancellationToken;
 
 use crate::{
     admit::Admitted,
@@ -85,7 +83,7 @@ pub(crate) async fn serve(
     admitted: Admitted<impl AsyncRead + AsyncWrite + Unpin + Send + 'static>,
     worker: Arc<Worker>,
     router: Router,
-    mut stopping: watch::Receiver<bool>,
+    stopping: CancellationToken,
 ) {
     let Admitted { stream, caller, life } = admitted;
     let mut builder = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
@@ -127,7 +125,7 @@ pub(crate) async fn serve(
         Either::Right(hyper::service::Service::call(&service, request))
     });
     let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), service));
-    let mut stop = std::pin::pin!(stopping.changed());
+    let mut stop = std::pin::pin!(stopping.cancelled());
     let mut draining = false;
     std::future::poll_fn(move |cx| {
         loop {

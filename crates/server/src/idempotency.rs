@@ -30,10 +30,11 @@ use acequia_store::{
 };
 use tokio::{
     runtime::Handle,
-    sync::{Semaphore, watch},
+    sync::Semaphore,
     task::JoinHandle,
     time::{Instant, sleep, timeout},
 };
+use tokio_util::sync::CancellationToken;
 
 use crate::{clock::Clock, settings::SETTINGS};
 
@@ -292,7 +293,7 @@ struct Owed {
 }
 
 /// Settles what came over the mesh and by letters, for which no caller waits. Runs until `stopping`.
-pub(crate) async fn deliver(names: Arc<SharedNames>, mut stopping: watch::Receiver<bool>) {
+pub(crate) async fn deliver(names: Arc<SharedNames>, stopping: CancellationToken) {
     let work = async {
         let mut owed: VecDeque<Owed> = VecDeque::new();
         let mut had: Vec<u128> = Vec::new();
@@ -317,7 +318,7 @@ pub(crate) async fn deliver(names: Arc<SharedNames>, mut stopping: watch::Receiv
     };
     tokio::select! {
         biased;
-        _ = stopping.wait_for(|stopping| *stopping) => {}
+        () = stopping.cancelled() => {}
         () = work => {}
     }
 }

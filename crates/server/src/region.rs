@@ -36,9 +36,9 @@ use acequia_store::{
 use ring::digest;
 use tokio::{
     runtime::Runtime,
-    sync::watch,
     time::{Instant, sleep, timeout},
 };
+use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::{
@@ -475,7 +475,7 @@ impl RegionHome {
         self,
         way: PoolEndpoint,
         process: Running,
-        mut stopping: watch::Receiver<bool>,
+        stopping: CancellationToken,
     ) -> (OwnRegion, impl Future<Output = ()> + Send + use<>) {
         let (node, clock) = (Arc::clone(&process.node), Arc::clone(&process.clock));
         let me = Taker { node: self.setup.node, process_number: self.setup.process_number, call: 0 };
@@ -495,8 +495,7 @@ impl RegionHome {
             let mut carrying = pin!(carrying);
             tokio::select! {
                 biased;
-                // A sender that is gone has stopped too.
-                _ = stopping.wait_for(|stopping| *stopping) => {}
+                () = stopping.cancelled() => {}
                 () = &mut carrying => {}
             }
             // By now no caller asks any more.
@@ -507,6 +506,7 @@ impl RegionHome {
                 }
             };
             tokio::select! {
+                biased;
                 () = carrying => {}
                 left = timeout(SETTINGS.region.leave, left) => {
                     if left.is_err() {

@@ -16,8 +16,9 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::{
     runtime::Runtime,
     signal::unix::{Signal, SignalKind, signal},
-    sync::{mpsc, watch},
+    sync::mpsc,
 };
+use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use crate::{
@@ -68,7 +69,7 @@ impl std::fmt::Display for Addresses {
 
 /// The thread that shares limits with other regions, or with the other nodes of the region.
 struct Sharing {
-    part: watch::Sender<bool>,
+    part: CancellationToken,
     thread: JoinHandle<()>,
 }
 
@@ -105,7 +106,7 @@ struct Opened {
     mesh: Option<MeshPlace>,
     workers: Workers,
     addresses: Addresses,
-    stop: watch::Sender<bool>,
+    stop: CancellationToken,
 }
 
 struct Signals {
@@ -157,8 +158,8 @@ impl Sharing {
     fn start(service: &Service, place: MeshPlace) -> Result<Self, StartError> {
         let MeshPlace { joining, runtime } = place;
         let regions = Arc::clone(joining.regions());
-        let (part, parting) = watch::channel(false);
-        let shared = joining.start(parting);
+        let part = CancellationToken::new();
+        let shared = joining.start(part.clone());
         let thread = std::thread::Builder::new().name("regions".to_owned());
         let thread = thread.spawn(move || runtime.block_on(shared))?;
         service.take_place(regions);
@@ -168,10 +169,10 @@ impl Sharing {
     /// Takes this node's place among the nodes of its region, if they share a store.
     fn of_store(service: &mut Service) -> Result<Option<Self>, StartError> {
         let runtime = region::runtime()?;
-        let (part, parting) = watch::channel(false);
+        let part = CancellationToken::new();
         let carried = {
             let _entered = runtime.enter();
-            service.share_store(parting)?
+            service.share_store(part.clone())?
         };
         let Some(carried) = carried else { return Ok(None) };
         let thread = std::thread::Builder::new().name("store".to_owned());
@@ -210,12 +211,12 @@ impl Opened {
             admin: admin.as_ref().map(|admin| admin.socket.address()).transpose()?,
             mesh: mesh.as_ref().map(|place| place.joining.regions().mesh_address()),
         };
-        let (stop, stopping) = watch::channel(false);
+        let stop = CancellationToken::new();
         let ways_in = std::iter::once(&grpc).chain(&http).chain(&admin);
         service.gates = ways_in.map(|way_in| Arc::clone(&way_in.gate)).collect();
         let operators =
             admin.map(|way_in| Operators { way_in, door: Arc::new(admin::Door::new(&service.shared)) });
-        let workers = Workers::start(service.config.workers(), &service.shared, &stopping)?;
+        let workers = Workers::start(service.config.workers(), &service.shared, &stop)?;
         Ok(Self { signals, grpc, http, operators, mesh, workers, addresses, stop })
     }
 }
@@ -239,11 +240,10 @@ async fn serve(
 ) {
     let Origins { mut sources, mut xds } = origins;
     let Opened { mut signals, grpc, http, operators, workers, addresses, stop, .. } = opened;
-    let stopping = stop.subscribe();
     let max_age = service.config.max_age;
     let accept = |WayIn { socket, gate }, hands, max| {
         let connections = Connections::new(gate, max, max_age, &service.shared.connections);
-        tokio::spawn(accept(socket, hands, connections, stopping.clone()))
+        tokio::spawn(accept(socket, hands, connections, stop.clone()))
     };
     let max = connections_max(&service.config);
     let for_callers = std::iter::once(grpc).chain(http);
@@ -252,7 +252,7 @@ async fn serve(
     let operators = operators.map(|Operators { way_in, door }| {
         let (hand, hands) = mpsc::channel(SETTINGS.sockets.handover_max);
         accepting.push(accept(way_in, vec![hand], SETTINGS.admin.connections_max));
-        tokio::spawn(door.open(hands, stopping.clone()))
+        tokio::spawn(door.open(hands, stop.clone()))
     });
     let writing = service.shared.writer.clone().map(|writer| std::thread::spawn(move || writer.run()));
     warn_of_open_ports(&service.gates);
@@ -283,8 +283,7 @@ async fn serve(
     if let Some(webhooks) = service.shared.webhooks.get() {
         webhooks.drain();
     }
-    // A receiver that is gone has nothing left to drain.
-    let _ = stop.send(true);
+    stop.cancel();
     workers.join(service.config.drain).await;
     for task in accepting {
         task.abort();
@@ -294,7 +293,7 @@ async fn serve(
     }
     for Sharing { part, thread } in sharing.into_iter().flatten() {
         // The node shares its limits until no caller asks any more.
-        let _ = part.send(true);
+        part.cancel();
         // A panic of the thread was printed when it happened.
         let _ = thread.join();
     }
@@ -470,11 +469,7 @@ struct Workers {
 }
 
 impl Workers {
-    fn start(
-        count: usize,
-        shared: &Arc<Shared>,
-        stopping: &watch::Receiver<bool>,
-    ) -> Result<Self, StartError> {
+    fn start(count: usize, shared: &Arc<Shared>, stopping: &CancellationToken) -> Result<Self, StartError> {
         let mut workers = Self { hands: Vec::new(), open: Arc::default(), threads: Vec::new() };
         for number in 0..count {
             let (hand, hands) = mpsc::channel(SETTINGS.sockets.handover_max);

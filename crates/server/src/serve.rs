@@ -13,9 +13,10 @@ use std::{
 
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    sync::{mpsc, watch},
+    sync::mpsc,
     time::{Instant, Interval, MissedTickBehavior},
 };
+use tokio_util::sync::CancellationToken;
 use tracing::{error, warn};
 
 use crate::{
@@ -69,7 +70,7 @@ pub(crate) async fn work<C: Connection>(
     shared: Arc<Shared>,
     mut hands: mpsc::Receiver<Hand<C>>,
     open: Arc<AtomicUsize>,
-    stopping: watch::Receiver<bool>,
+    stopping: CancellationToken,
 ) {
     let worker = Worker::new(&shared);
     let router = http::router(Arc::clone(&worker), metrics::text);
@@ -87,10 +88,9 @@ pub(crate) async fn work<C: Connection>(
         open.fetch_add(1, Ordering::Relaxed);
         let (worker, router, routes) = (Arc::clone(&worker), router.clone(), routes.clone());
         connections.spawn(async move {
-            let mut stopping_now = stopping.clone();
             let admitted = tokio::select! {
                 biased;
-                () = stopped(&mut stopping_now) => None,
+                () = stopping.cancelled() => None,
                 admitted = admit(stream, from, &place, &worker.shared.refused) => admitted,
             };
             if let Some(admitted) = admitted {
@@ -113,7 +113,7 @@ pub(crate) async fn accept<L: Listener>(
     listener: L,
     hands: Vec<mpsc::Sender<Hand<L::Connection>>>,
     connections: Arc<Connections>,
-    mut stopping: watch::Receiver<bool>,
+    stopping: CancellationToken,
 ) {
     let mut look = tokio::time::interval(SETTINGS.connections.sweep);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -121,7 +121,7 @@ pub(crate) async fn accept<L: Listener>(
     loop {
         tokio::select! {
             biased;
-            () = stopped(&mut stopping) => break,
+            () = stopping.cancelled() => break,
             _ = look.tick() => connections.sweep(Instant::now()),
             accepted = listener.accept(), if came.is_none() => match accepted {
                 Ok(connection) => came = Some(connection),
@@ -150,11 +150,6 @@ pub(crate) async fn accept<L: Listener>(
         look.tick().await;
         connections.sweep(Instant::now());
     }
-}
-
-/// Waits until the node stops. A sender that is gone has stopped too.
-async fn stopped(stopping: &mut watch::Receiver<bool>) {
-    let _ = stopping.wait_for(|stopping| *stopping).await;
 }
 
 /// The node's own periodic work.

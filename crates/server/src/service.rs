@@ -16,7 +16,7 @@ use acequia_node::{
 };
 use acequia_rights::Incarnation as Identity;
 use acequia_store::{Journal, Store, StoreError};
-use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info, warn};
 
 use crate::{
@@ -429,7 +429,7 @@ impl Service {
     /// The settings of the store.
     pub(crate) fn share_store(
         &mut self,
-        stopping: watch::Receiver<bool>,
+        stopping: CancellationToken,
     ) -> Result<Option<impl Future<Output = ()> + Send + use<>>, StartError> {
         let (Some((home, way)), Some(writer)) = (self.home.take(), self.shared.writer.clone()) else {
             return Ok(None);

@@ -4,7 +4,8 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use acequia_mesh::{Event, Mesh, MeshError};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
 
 use crate::{
     connections::Connections,
@@ -67,7 +68,7 @@ impl Service {
     pub async fn serve_in<L: Listener>(
         mut self,
         surroundings: Surroundings<L>,
-        mut stopping: watch::Receiver<bool>,
+        stopping: CancellationToken,
     ) -> Result<(), StartError> {
         let Surroundings { grpc, http, mesh: MeshSurroundings { audit, connect }, disk_latency } =
             surroundings;
@@ -79,15 +80,15 @@ impl Service {
             },
         )?;
         self.begin()?;
-        let (part, parting) = watch::channel(false);
+        let part = CancellationToken::new();
         let sharing = joining.map(|joining| {
             let regions = Arc::clone(joining.regions());
-            let sharing = tokio::spawn(joining.start(parting));
+            let sharing = tokio::spawn(joining.start(part.clone()));
             self.take_place(regions);
             sharing
         });
-        let (leave, leaving) = watch::channel(false);
-        let carrying = self.share_store(leaving)?.map(tokio::spawn);
+        let leave = CancellationToken::new();
+        let carrying = self.share_store(leave.clone())?.map(tokio::spawn);
         let shared = Arc::clone(&self.shared);
         let (hand, hands) = mpsc::channel(SETTINGS.sockets.handover_max);
         let working = tokio::spawn(work(Arc::clone(&shared), hands, Arc::default(), stopping.clone()));
@@ -107,8 +108,7 @@ impl Service {
         loop {
             tokio::select! {
                 biased;
-                // A sender that is gone has stopped too.
-                _ = stopping.wait_for(|stopping| *stopping) => break,
+                () = stopping.cancelled() => break,
                 () = rounds.next(&shared) => {}
             }
         }
@@ -121,11 +121,11 @@ impl Service {
         }
         if let Some(sharing) = sharing {
             // The node shares its limits until no caller asks any more.
-            let _ = part.send(true);
+            part.cancel();
             let _ = sharing.await;
         }
         if let Some(carrying) = carrying {
-            let _ = leave.send(true);
+            leave.cancel();
             let _ = carrying.await;
         }
         if let (Some(writer), Some(writing)) = (&shared.writer, writing) {

@@ -17,7 +17,7 @@ use acequia_server::{
 use acequia_store::{Journal, Store};
 use quinn::TokioRuntime;
 use redb::StorageBackend;
-use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 use super::{
     clock::{Machine, elapsed},
@@ -59,7 +59,7 @@ pub struct Region {
 #[derive(Debug)]
 struct Process {
     shared: Weak<Shared>,
-    stop: watch::Sender<bool>,
+    stop: CancellationToken,
 }
 
 impl Region {
@@ -109,7 +109,7 @@ impl Region {
     pub(crate) fn stop(&self) {
         self.wake();
         if let Some(process) = &*self.current() {
-            process.stop.send_replace(true);
+            process.stop.cancel();
         }
     }
 
@@ -171,8 +171,8 @@ impl Region {
             }
             None => Service::start_with(config, Some(store), clock, chance)?,
         };
-        let (stop, stopping) = watch::channel(false);
-        *self.current() = Some(Process { shared: Arc::downgrade(service.shared()), stop });
+        let stop = CancellationToken::new();
+        *self.current() = Some(Process { shared: Arc::downgrade(service.shared()), stop: stop.clone() });
         let mesh = MeshSurroundings {
             audit: Audit::open_on(Box::new(disk))?,
             connect: Box::new(move |config| Mesh::start_with(config, socket, Arc::new(TokioRuntime))),
@@ -181,7 +181,7 @@ impl Region {
             let (least, most) = DISK_US;
             Duration::from_micros(random.between(least, most))
         });
-        service.serve_in(Surroundings { grpc, http, mesh, disk_latency }, stopping).await?;
+        service.serve_in(Surroundings { grpc, http, mesh, disk_latency }, stop).await?;
         Ok(())
     }
 

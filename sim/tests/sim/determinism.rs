@@ -16,7 +16,14 @@ fn trace_of(scenario: &str, seed: u64) -> String {
 
 #[test]
 fn the_same_seed_gives_the_same_history_in_another_process() {
-    for (scenario, seeds) in [("calm", 1..2), ("split-brain", 1..4), ("storm", 1..4), ("store-storm", 1..3)] {
+    for (scenario, seeds) in [
+        ("calm", 1..2),
+        ("split-brain", 1..4),
+        ("storm", 1..4),
+        ("store-storm", 1..3),
+        ("streams", 1..3),
+        ("holds", 1..3),
+    ] {
         let mut seen = std::collections::BTreeSet::new();
         for seed in seeds.clone() {
             let [one, other] = [trace_of(scenario, seed), trace_of(scenario, seed)];

@@ -31,10 +31,8 @@ use http_body::Body;
 use hyper::{body::Incoming, rt::Executor};
 use hyper_util::rt::TokioIo;
 use prost::Message as _;
-use tokio::{
-    io::{AsyncRead, AsyncWrite},
-    sync::watch,
-};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use tonic_health::{ServingStatus, server::HealthReporter};
 
@@ -116,14 +114,13 @@ pub fn routes() -> Result<(Routes, HealthReporter), tonic_reflection::server::Er
 }
 
 /// Reports every service, and the whole node, as healthy until `stopping`.
-pub async fn report_health(reporter: HealthReporter, mut stopping: watch::Receiver<bool>) {
+pub async fn report_health(reporter: HealthReporter, stopping: CancellationToken) {
     // The last is the name of envoyproxy/ratelimit.
     const SERVICES: [&str; 5] = ["", limiter::SERVICE, envoy::SERVICE, kuadrant::SERVICE, "ratelimit"];
     for service in SERVICES {
         reporter.set_service_status(service, ServingStatus::Serving).await;
     }
-    // A sender that is gone has stopped too.
-    let _ = stopping.wait_for(|stopping| *stopping).await;
+    stopping.cancelled().await;
     for service in SERVICES {
         reporter.set_service_status(service, ServingStatus::NotServing).await;
     }
@@ -137,7 +134,7 @@ pub(crate) async fn serve(
     admitted: Admitted<impl AsyncRead + AsyncWrite + Unpin + Send + 'static>,
     worker: Arc<Worker>,
     routes: Routes,
-    stopping: watch::Receiver<bool>,
+    stopping: CancellationToken,
 ) {
     let Admitted { stream, caller, life } = admitted;
     let of_calls = Arc::clone(&life);
@@ -158,7 +155,7 @@ pub(crate) async fn serve_calls<F, B>(
     answer: impl Fn(http::Request<Incoming>) -> F + Send + 'static,
     calls_max: u32,
     life: &Arc<Life>,
-    mut stopping: watch::Receiver<bool>,
+    stopping: CancellationToken,
 ) where
     F: Future<Output = Result<http::Response<B>, Infallible>> + Send + 'static,
     B: Body<Data = Bytes, Error = tonic::Status> + Send + 'static,
@@ -178,7 +175,7 @@ pub(crate) async fn serve_calls<F, B>(
         .auto_date_header(false);
     let (io, left) = Borrowed::new(io);
     let mut connection = Box::pin(builder.serve_connection(TokioIo::new(io), service));
-    let mut stop = std::pin::pin!(stopping.changed());
+    let mut stop = std::pin::pin!(stopping.cancelled());
     let mut draining = false;
     let is_told_to_end = std::future::poll_fn(|cx| {
         loop {

@@ -11,9 +11,10 @@ use acequia_limits::limit::parse_instant_ns;
 use acequia_node::{Active, Catalogue, pool::NotExcluded};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    sync::{mpsc, watch},
+    sync::mpsc,
 };
 use tokio_stream::{Stream, StreamExt as _, wrappers::IntervalStream};
+use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, service::Routes, transport::server::TcpConnectInfo};
 use tracing::warn;
 
@@ -59,7 +60,7 @@ impl Door {
     pub(crate) async fn open<C: Connection>(
         self: Arc<Self>,
         mut hands: mpsc::Receiver<Hand<C>>,
-        stopping: watch::Receiver<bool>,
+        stopping: CancellationToken,
     ) {
         while let Some(Hand { connection, place }) = hands.recv().await {
             let from = connection.from();
@@ -77,7 +78,7 @@ impl Door {
     async fn answer(
         self: &Arc<Self>,
         admitted: Admitted<impl AsyncRead + AsyncWrite + Unpin + Send + 'static>,
-        stopping: watch::Receiver<bool>,
+        stopping: CancellationToken,
     ) {
         let Admitted { stream, caller, life } = admitted;
         let (door, of_calls) = (Arc::clone(self), Arc::clone(&life));

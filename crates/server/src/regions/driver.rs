@@ -7,10 +7,8 @@ use acequia_limits::Now;
 use acequia_mesh::{Event, Identity};
 use acequia_node::regions::Wall;
 use acequia_rights::{MemberId, Version, VersionId};
-use tokio::{
-    sync::{mpsc, watch},
-    time::MissedTickBehavior,
-};
+use tokio::{sync::mpsc, time::MissedTickBehavior};
+use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use super::Regions;
@@ -32,18 +30,14 @@ struct Turn {
 }
 
 /// Shares limits with the other regions until `stopping`.
-pub(super) async fn drive(
-    regions: &Regions,
-    mut events: mpsc::Receiver<Event>,
-    mut stopping: watch::Receiver<bool>,
-) {
+pub(super) async fn drive(regions: &Regions, mut events: mpsc::Receiver<Event>, stopping: CancellationToken) {
     let mut turns = tokio::time::interval(SETTINGS.driver.turn);
     turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut turn = Turn { adopted: regions.node.version(), ..Turn::default() };
     loop {
         tokio::select! {
             biased;
-            _ = stopping.changed() => break,
+            () = stopping.cancelled() => break,
             event = events.recv() => match event {
                 Some(event) => turn.take(regions, event),
                 None => break,

@@ -37,7 +37,8 @@ use acequia_mesh::{
 use acequia_node::{Answer, Catalogue, ChargeId, Home, Node, PeerView, Row, regions::LOAN_TTL_NS};
 use acequia_rights::{Incarnation as Identity, VersionId};
 use acequia_store::{Store, StoreError};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
 pub(crate) use self::alone::{Alone, AloneParts};
@@ -383,7 +384,7 @@ impl Joining {
 
     /// Connects to the other regions. The future that this returns shares limits with them until `stopping`;
     /// the mesh's runtime must run it.
-    pub(crate) fn start(self, stopping: watch::Receiver<bool>) -> impl Future<Output = ()> + Send {
+    pub(crate) fn start(self, stopping: CancellationToken) -> impl Future<Output = ()> + Send {
         let Self { regions, events } = self;
         regions.meet();
         async move { driver::drive(&regions, events, stopping).await }
