@@ -148,7 +148,10 @@ impl Counting {
             }
         };
         if tokio::time::timeout(SETTINGS.counting.start_max, answers).await.is_err() {
-            warn!("the Redis that counts hits does not answer: starting without it");
+            warn!(
+                shards = states(&self.redis),
+                "the Redis that counts hits does not answer: starting without it"
+            );
         }
     }
 
@@ -164,7 +167,8 @@ impl Counting {
         let mut calls: SmallVec<[CountCall; 4]> = SmallVec::new();
         for (place, cell) in request.cells.iter().enumerate().filter(|(_, cell)| !cell.is_exempt) {
             if hits == Hits::Added && self.saves_call(cell) {
-                counts[place] = CellCount::Known(cell.budget.saturating_add(1));
+                // All of its hits are beyond the limit.
+                counts[place] = CellCount::Known(cell.budget.saturating_add(cell.units.max(1)));
                 continue;
             }
             let group = if self.is_one { Group::of_hash(0) } else { Group::of_hash(cell.tag.0 as u64) };
@@ -256,11 +260,19 @@ fn start_batches(redis: Redis, passes_without: bool) -> Batches {
             if let Err(why) = &counts
                 && missed.fetch_add(1, Ordering::Relaxed).is_multiple_of(SETTINGS.counting.told_each)
             {
-                warn!(missed = %why, passes = passes_without, "hits are not counted");
+                let shards = states(&redis);
+                warn!(missed = %why, shards, passes = passes_without, "hits are not counted");
             }
             counts.ok()
         }
     })
+}
+
+/// The states of the servers, for the log.
+fn states(redis: &Redis) -> String {
+    let all: Vec<String> =
+        redis.shards().iter().map(|shard| format!("{}: {}", shard.name, shard.state)).collect();
+    all.join("; ")
 }
 
 /// Calls the Redis once for cells of a group. Returns their counts, in their order.

@@ -31,7 +31,7 @@ use acequia_rights::{
 use acequia_store::{
     Store, StoreError,
     pools::{PoolClient, Pools, Process, RedisPools},
-    redis::{BreakerState, Group, Redis, Settings, SettingsError, ShardState, ShardView, WallRead},
+    redis::{BreakerState, Group, Redis, Settings, SettingsError, ShardView, WallRead},
 };
 use ring::digest;
 use tokio::{
@@ -220,7 +220,7 @@ impl OwnRegion {
                 lost: view.is_lost,
                 shard: of_shard(|shard| shard.name.clone()),
                 address: of_shard(|shard| shard.address.to_string()),
-                state: of_shard(state_words),
+                state: of_shard(|shard| shard.state.to_string()),
                 breaker: of_shard(|shard| breaker_word(shard.breaker).to_owned()),
                 round_trip_us: shard.as_ref().map_or(0, |shard| shard.round_trip_us),
             })
@@ -409,7 +409,7 @@ impl RegionHome {
             if told.elapsed() > SETTINGS.region.tell {
                 told = Instant::now();
                 let granting = node.lease_counts().granting;
-                let words = |shard: &ShardView| format!("{}: {}", shard.name, state_words(shard));
+                let words = |shard: &ShardView| format!("{}: {}", shard.name, shard.state);
                 let shards: Vec<String> = way.shards().iter().map(words).collect();
                 warn!(
                     granting,
@@ -612,16 +612,6 @@ fn warned(written: Result<(), StoreError>) -> bool {
 
 fn bytes_of(generations: &[Heard]) -> Vec<u8> {
     serde_json::to_vec(generations).expect("numbers can be written")
-}
-
-/// The state of a shard, in words.
-fn state_words(shard: &ShardView) -> String {
-    match &shard.state {
-        ShardState::Connecting => "not connected yet".to_owned(),
-        ShardState::Open => "open".to_owned(),
-        ShardState::Hung => "hangs".to_owned(),
-        ShardState::Unsafe { why } | ShardState::Lost { why } => why.clone(),
-    }
 }
 
 const fn breaker_word(breaker: BreakerState) -> &'static str {

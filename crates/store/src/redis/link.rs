@@ -125,9 +125,9 @@ impl Link {
         }
         match self.load(0).await {
             Ok(()) => Ok(None),
-            Err(fault @ (Fault::Elsewhere(_) | Fault::Unready(_) | Fault::Refused(_))) => {
-                Ok(Some(format!("it does not take our functions ({fault}): allow this user +function|load")))
-            }
+            Err(fault @ (Fault::Elsewhere(_) | Fault::Unready(_) | Fault::Refused(_))) => Ok(Some(format!(
+                "it does not take our functions ({fault}): let it, or allow this user +function|load"
+            ))),
             Err(fault) => Err(fault),
         }
     }

@@ -105,6 +105,17 @@ pub enum ShardState {
     },
 }
 
+impl std::fmt::Display for ShardState {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Connecting => "not connected yet",
+            Self::Open => "open",
+            Self::Hung => "hangs",
+            Self::Unsafe { why } | Self::Lost { why } => why,
+        })
+    }
+}
+
 /// A shard as an operator sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardView {
