@@ -9,8 +9,10 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use acequia_api::envoy::service::ratelimit::v3::{
-    rate_limit_response::Code, rate_limit_service_client::RateLimitServiceClient,
+use acequia_api::envoy::{
+    extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride,
+    service::ratelimit::v3::{rate_limit_response::Code, rate_limit_service_client::RateLimitServiceClient},
+    r#type::v3::RateLimitUnit,
 };
 use acequia_tests::{binary, eventually};
 use prost_types::value::Kind;
@@ -21,7 +23,7 @@ use crate::{
     client::Http,
     envoy,
     openmetrics::{self, Metrics},
-    store::servers::free_port,
+    store::servers::{Server, free_port},
 };
 
 const SHOP: &str = "
@@ -186,6 +188,32 @@ fn its_ports_answer_as_the_service_answers() {
     assert_eq!(counts.map(|name| of(name, &watched) as u64), [3, 2, 1, 0, 2]);
 }
 
+/// Hits that are denied without a call are all beyond the limit.
+#[test]
+fn metrics_are_the_same_where_a_redis_counts() {
+    let server = Server::start(&[]);
+    let url = server.address();
+    let counts = [&[][..], &[("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", url.as_str())]].map(|variables| {
+        let replacement = Replacement::start(variables);
+        let metrics = |name: &str| {
+            let name = format!("ratelimit_service_rate_limit_{name}");
+            replacement.metrics().sum(&name, &[("key1", "tenant")]) as u64
+        };
+        let tenant = json!([{ "key": "tenant", "value": "a" }]);
+        let mut asked = 0;
+        // A call that the Redis answers too late is counted, and not known here.
+        while metrics("total_hits") < 2_400 && asked < 20 {
+            replacement.json(&self::asked(&tenant, 600));
+            asked += 1;
+        }
+        let is_late = asked > 4;
+        (is_late, ["total_hits", "over_limit", "near_limit", "within_limit"].map(metrics))
+    });
+    let expected = [2_400, 2_395, 1, 0];
+    assert_eq!(counts[0], (false, expected));
+    assert!(counts[1].0 || counts[1].1 == expected, "{counts:?}");
+}
+
 /// As that service counts them, but for the bound: the page says it.
 #[test]
 fn metrics_show_the_values_for_which_the_config_says_so() {
@@ -246,6 +274,8 @@ async fn metadata_repeat_the_request_and_name_the_quotas_that_are_used_up() {
     let mut request = envoy::request(&[&[("path", "/x"), ("other", "y")], &[("tenant", "a")]]);
     request.hits_addend = 4;
     request.descriptors[1].hits_addend = Some(6);
+    request.descriptors[0].limit =
+        Some(RateLimitOverride { requests_per_unit: 4, unit: RateLimitUnit::Hour.into() });
     let answer = client.should_rate_limit(request).await.expect("an answer").into_inner();
     assert_eq!(answer.overall_code(), Code::OverLimit);
     let metadata = value_json(Kind::StructValue(answer.dynamic_metadata.expect("metadata")));
@@ -253,7 +283,7 @@ async fn metadata_repeat_the_request_and_name_the_quotas_that_are_used_up() {
         "limit": "tenant",
         "reason": "cost-too-high",
         "domain": "shop",
-        "descriptors": [{ "entries": ["path=/x", "other=y"] }, { "entries": ["tenant=a"], "hitsAddend": 6.0 }],
+        "descriptors": [{ "entries": ["path=/x", "other=y"], "limit": "requests_per_unit:4 unit:HOUR" }, { "entries": ["tenant=a"], "hitsAddend": 6.0 }],
         "hitsAddend": 4.0,
         "quotaModeEnabled": true,
         "quotaModeViolations": [1.0],
@@ -277,6 +307,10 @@ fn value_json(kind: Kind) -> Value {
 #[test]
 fn quota_mode_of_the_environment_is_that_of_every_limit() {
     let replacement = Replacement::start(&[("QUOTA_MODE", "true")]);
+    let unlimited = format!("{SHOP}  - {{ key: friend, rate_limit: {{ unlimited: true }} }}\n");
+    fs::write(replacement.config(), unlimited).expect("written");
+    let loads = || replacement.metrics().sum("ratelimit_service_config_load_success", &[]) as u64;
+    eventually("it is read", || loads() > 1);
     assert!(
         replacement.get(2, "/rlconfig").contains("requests_per_unit=5, shadow_mode: false, quota_mode: true")
     );

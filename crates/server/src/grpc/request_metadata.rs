@@ -3,7 +3,10 @@
 //! Filters and access logs of Envoy see by them what was asked, and which quotas are used up. They stand beside the
 //! metadata of our own, whose keys are others.
 
-use acequia_api::wire::{WireDescriptor, WireRequest, read_rate_limit_request};
+use acequia_api::{
+    envoy::r#type::v3::RateLimitUnit,
+    wire::{LimitOverride, WireDescriptor, WireRequest, read_rate_limit_request},
+};
 use acequia_limits::Mode;
 use acequia_node::{Answer, Catalogue, LimitAnswer, Outcome};
 use prost_types::{ListValue, Struct, Value, value::Kind};
@@ -46,6 +49,12 @@ pub(super) fn request_metadata(
 fn descriptor_value(wire: &WireRequest<'_>, descriptor: &WireDescriptor) -> Value {
     let entries = wire.entries_of(descriptor).iter().map(|(key, value)| text(&[*key, *value].join(&b'=')));
     let mut fields = vec![("entries", list(entries.collect()))];
+    // As protobuf writes a message in one line.
+    fields.extend(descriptor.limit_override.map(|LimitOverride { requests_per_unit, unit, .. }| {
+        let unit = RateLimitUnit::try_from(unit).unwrap_or_default().as_str_name();
+        let limit = format!("requests_per_unit:{requests_per_unit} unit:{unit}");
+        ("limit", text(limit.as_bytes()))
+    }));
     fields.extend(descriptor.cost.map(|hits| ("hitsAddend", number(hits))));
     Kind::StructValue(of(fields)).into()
 }
