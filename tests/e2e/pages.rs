@@ -143,7 +143,7 @@ fn whoever_comes_from_another_service_tries_it_as_the_page_says() {
     }
     let limits = &blocks(&page(name), "yaml")[1].text;
     let config = acequia_server::config::Config::parse(name, &whole_config(limits, Path::new("data")));
-    assert_eq!(config.expect("a config").live.limits.len(), 2);
+    assert_eq!(config.expect("a config").live.limits.len(), 1);
 }
 
 #[test]

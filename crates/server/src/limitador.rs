@@ -5,7 +5,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use acequia_limits::limit::{BySpec, FixedWindowSpec, LimitSpec, ValueSpec};
+use acequia_limits::{
+    Limit,
+    limit::{BySpec, FixedWindowSpec, LimitSpec, ValueSpec},
+};
 use serde::{Deserialize, de};
 
 use crate::{imported_name::ImportedName, settings::SETTINGS};
@@ -92,7 +95,12 @@ fn limit(written: WrittenLimit) -> Result<LimitSpec, String> {
         },
     );
     let window = FixedWindowSpec { limit: max_value, window: format!("{seconds}s"), stagger: false };
-    Ok(LimitSpec { name, domain: namespace, when, by, fixed_window: Some(window), ..LimitSpec::default() })
+    let spec =
+        LimitSpec { name, domain: namespace, when, by, fixed_window: Some(window), ..LimitSpec::default() };
+    match Limit::new(spec.clone()) {
+        Ok(_) => Ok(spec),
+        Err(faults) => Err(faults.into_iter().map(|fault| fault.what).collect::<Vec<_>>().join("; ")),
+    }
 }
 
 /// A name for a limit without one: `60s,method=GET,user`.
@@ -240,7 +248,7 @@ impl<'a> Parser<'a> {
 
 #[cfg(test)]
 mod tests {
-    use acequia_limits::{Descriptor, Limit};
+    use acequia_limits::Descriptor;
 
     use super::*;
 
@@ -313,6 +321,9 @@ mod tests {
         let faults =
             read_limits("limits.yaml", "- namespace: shop\n  max_value: 5\n").expect_err("no seconds");
         assert!(faults[0].starts_with("limits.yaml:2: ") && faults[0].contains("seconds"), "{faults:?}");
+        let long = "- { namespace: a, max_value: 1, seconds: 99999999999 }\n";
+        let faults = read_limits("limits.yaml", long).expect_err("no such window");
+        assert!(faults[0].contains("limit 1: "), "{faults:?}");
         let twice = "- { namespace: a, max_value: 1, seconds: 9 }\n- { namespace: a, max_value: 2, seconds: 9 }\n\
                      - { namespace: a, max_value: 2, seconds: 0 }\n";
         let faults = read_limits("limits.yaml", twice).expect_err("twice");

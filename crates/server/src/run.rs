@@ -136,6 +136,7 @@ pub fn run(start: &Start, ready: impl FnOnce(Addresses)) -> Result<(), StartErro
     info!(%config, "starting");
     warn_of_open_secrets(&config);
     let mut service = Service::start(config)?;
+    service.shared.are_imported.store(sources.are_imported(), Ordering::Relaxed);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     if let Some(counting) = service.config.counting.clone() {
         let counting = Counting::open(counting)?;

@@ -70,6 +70,8 @@ pub struct Shared {
     pub(crate) expired: AtomicU64,
     /// The domains that are counted by name, for requests that no limit was about.
     pub(crate) unmatched_domains: unmatched::Names,
+    /// Whether limits come from configs of envoyproxy/ratelimit.
+    pub(crate) are_imported: AtomicBool,
     /// What workers count by name, as callers choose it.
     pub(crate) labels: Labels,
     draining: AtomicBool,
@@ -124,6 +126,7 @@ impl Shared {
             refused: Refused::default(),
             expired: AtomicU64::new(0),
             unmatched_domains: unmatched::names(),
+            are_imported: AtomicBool::new(false),
             labels: Labels::new(),
             draining: AtomicBool::new(false),
             live: ArcSwap::default(),

@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use acequia_limits::Mode;
+use acequia_limits::{Mode, limit::LimitSpec};
 
 use crate::{
     config::{Config, ConfigError, ConfigFault, ConfigFile, Listen, PortConfig},
@@ -38,7 +38,8 @@ pub struct Start {
 pub(crate) struct Sources {
     file: Option<ConfigFile>,
     folder: Option<Folder>,
-    /// What a management server offered last.
+    /// Whether a management server offers limits, and what it offered last.
+    takes_offers: bool,
     offered: Vec<RatelimitDomain>,
     environment: Option<EnvironmentConfig>,
 }
@@ -63,6 +64,7 @@ impl Sources {
         let mut sources = Self {
             file: file.map(|path| ConfigFile::open(path).map_err(unread(path))).transpose()?,
             folder: folder.map(|path| Folder::open(path).map_err(unread(path))).transpose()?,
+            takes_offers: start.xds.is_some(),
             offered: Vec::new(),
             environment: start.environment.clone(),
         };
@@ -71,6 +73,11 @@ impl Sources {
             if start.xds.is_some() { sources.config().ok().and_then(|read| read.config.data) } else { None };
         sources.offered = data.and_then(|folder| kept(&folder)).unwrap_or_default();
         Ok(sources)
+    }
+
+    /// Whether limits come from configs of envoyproxy/ratelimit.
+    pub(crate) const fn are_imported(&self) -> bool {
+        self.folder.is_some() || self.environment.is_some() || self.takes_offers
     }
 
     /// Whether there are limits by xDS from before the start.
@@ -123,7 +130,8 @@ impl Sources {
             _ => None,
         };
         if let Some(mode) = mode {
-            limits.iter_mut().filter(|limit| limit.mode.denies()).for_each(|limit| limit.mode = mode);
+            let denies = |limit: &&mut LimitSpec| limit.mode.denies() && limit.unlimited.is_empty();
+            limits.iter_mut().filter(denies).for_each(|limit| limit.mode = mode);
         }
         let ports = self.environment.as_ref().map(Ports::read).transpose()?;
         let mut config = match &self.file {

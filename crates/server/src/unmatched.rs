@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use acequia_limits::limit::NAME_BYTES_MAX;
+use acequia_limits::limit::DOMAIN_BYTES_MAX;
 use serde::Deserialize;
 use tokio::time::Instant;
 use tracing::warn;
@@ -99,7 +99,7 @@ pub(crate) const fn names() -> Names {
 
 /// Whether a domain can be counted by name. No limit has a longer domain, and [`OTHER`] means all others.
 fn can_be_named(domain: &[u8]) -> bool {
-    domain.len() <= NAME_BYTES_MAX && domain != OTHER.as_bytes()
+    domain.len() <= DOMAIN_BYTES_MAX && domain != OTHER.as_bytes()
 }
 
 /// The counts and the time of the last line in the log.
@@ -161,8 +161,8 @@ mod tests {
         counts.count(b"other", &names);
         let before = counts.clone();
         counts.count(b"shop", &names);
-        counts.count(&[b'x'; 200], &names);
-        counts.count(&[b'y'; 200], &names);
+        counts.count(&[b'x'; 1_000], &names);
+        counts.count(&[b'y'; 1_000], &names);
         assert_eq!(counts.by_domain().collect::<Vec<_>>(), [("shop".to_owned(), 1), ("other".to_owned(), 3)]);
         assert_eq!(counts.grown_most_since(&before), Some((2, "other".to_owned())));
         assert_eq!(counts.grown_most_since(&counts), None);

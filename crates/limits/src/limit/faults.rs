@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    AddressSpec, BySpec, Charge, ConcurrentSpec, FixedWindowSpec, KEYS_MAX, LeakyBucketSpec, LimitSharing,
-    LimitSpec, Mode, NAME_BYTES_MAX, NETWORKS_MAX, NetworksSpec, OnStoreLoss, Override, PATTERNS_MAX,
-    PRIORITIES_MAX, QuotaSpec, SharingSpec, SlidingWindowSpec, Soft, TTL_NS_MAX, TTL_NS_MIN, Throttle,
-    ThrottleSpec, TokenBucketSpec, UNIT_BYTES_MAX, UNITS_MAX_OF_CALLERS, ValueSpec, WAIT_NS_MAX,
-    WARNINGS_MAX, WINDOW_NS_MIN, parse_instant_ns,
+    AddressSpec, BySpec, Charge, ConcurrentSpec, DOMAIN_BYTES_MAX, FixedWindowSpec, KEYS_MAX,
+    LeakyBucketSpec, LimitSharing, LimitSpec, Mode, NAME_BYTES_MAX, NETWORKS_MAX, NetworksSpec, OnStoreLoss,
+    Override, PATTERNS_MAX, PRIORITIES_MAX, QuotaSpec, SharingSpec, SlidingWindowSpec, Soft, TTL_NS_MAX,
+    TTL_NS_MIN, Throttle, ThrottleSpec, TokenBucketSpec, UNIT_BYTES_MAX, UNITS_MAX_OF_CALLERS, ValueSpec,
+    WAIT_NS_MAX, WARNINGS_MAX, WINDOW_NS_MIN, parse_instant_ns,
 };
 use crate::{
     Algorithm, PERIOD_NS_MAX, UNITS_MAX,
@@ -53,11 +53,12 @@ impl Faults {
 
     pub(super) fn name(&mut self, field: &str, text: &str) {
         let fits = |c: char| c.is_ascii_graphic() && !matches!(c, '"' | '\\' | '[' | ']');
-        if text.is_empty() || text.len() > NAME_BYTES_MAX || !text.chars().all(fits) {
+        let most = if field == "domain" { DOMAIN_BYTES_MAX } else { NAME_BYTES_MAX };
+        if text.is_empty() || text.len() > most || !text.chars().all(fits) {
             self.add(
                 field,
                 format!(
-                    "a {field} is 1 to {NAME_BYTES_MAX} letters, digits and signs, without spaces, quotes and brackets: {text:?}"
+                    "a {field} is 1 to {most} letters, digits and signs, without spaces, quotes and brackets: {text:?}"
                 ),
             );
         } else if field == "name" && text.contains('/') {

@@ -34,6 +34,9 @@ use crate::{
 
 /// The most bytes in a limit's name or domain. Both are metric labels and header values.
 pub const NAME_BYTES_MAX: usize = 128;
+/// The most bytes of a domain. Envoy Gateway names a domain by a namespace, a gateway and a listener, which in
+/// Kubernetes have up to 63, 253 and 253.
+pub const DOMAIN_BYTES_MAX: usize = 600;
 /// The most bytes in the name of what a limit counts. It is a metric label and a header value, too.
 pub const UNIT_BYTES_MAX: usize = 32;
 /// The most entries that a limit may count by, and the most keys in its `when`.

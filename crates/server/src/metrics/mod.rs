@@ -55,7 +55,10 @@ impl Collector for Counts {
         requests::limits(&mut out, &tally, &hottest, &catalogue)?;
         let counted = shared.counting.get().map(Counting::counts);
         let [_, missed, _] = counted.unwrap_or_default();
-        requests::as_ratelimit(&mut out, &tally, &catalogue, missed, &shared.reloads)?;
+        requests::hits(&mut out, &tally, &catalogue)?;
+        if shared.are_imported.load(Ordering::Relaxed) {
+            requests::as_ratelimit(&mut out, &tally, missed, &shared.reloads)?;
+        }
         if let Some(counts) = counted {
             requests::counted(&mut out, counts)?;
         }

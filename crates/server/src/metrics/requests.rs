@@ -77,14 +77,8 @@ pub(super) fn counted(out: &mut Out<'_>, counts: [u64; 3]) -> fmt::Result {
     out.counters("acequia_counting_calls", help, words.into_iter().zip(counts))
 }
 
-/// Hits of limits with paths, and what else boards of envoyproxy/ratelimit read, under its names.
-pub(super) fn as_ratelimit(
-    out: &mut Out<'_>,
-    tally: &Tally,
-    catalogue: &Catalogue,
-    missed: u64,
-    reloads: &Reloads,
-) -> fmt::Result {
+/// Hits of limits with paths, under the names that boards of envoyproxy/ratelimit read.
+pub(super) fn hits(out: &mut Out<'_>, tally: &Tally, catalogue: &Catalogue) -> fmt::Result {
     // Several limits may have one name: a limit and its successor, or a key `a_b` and a value `b` of `a`.
     let mut rows: BTreeMap<(&str, StatNames), HitTally> = BTreeMap::new();
     for active in &catalogue.limits {
@@ -96,17 +90,21 @@ pub(super) fn as_ratelimit(
         add(path.stat_names(), &of_limit.unwrap_or_default());
         tally.hits.by_name(active.slot()).for_each(|(names, hits)| add(names.clone(), hits));
     }
-    if rows.is_empty() {
-        return Ok(());
-    }
     for (place, (name, help)) in HITS.iter().enumerate() {
         let values = rows.iter().map(|((domain, StatNames { first, further }), hits)| {
             let further = (!further.is_empty()).then_some(("key2", further.as_str()));
             let labels = [("domain", *domain), ("key1", first.as_str())].into_iter().chain(further);
             (labels.collect(), hits.all()[place])
         });
-        out.foreign(name, help, values)?;
+        if !rows.is_empty() {
+            out.foreign(name, help, values)?;
+        }
     }
+    Ok(())
+}
+
+/// What else boards and alerts of envoyproxy/ratelimit read, under its names. The Redis `missed` so many requests.
+pub(super) fn as_ratelimit(out: &mut Out<'_>, tally: &Tally, missed: u64, reloads: &Reloads) -> fmt::Result {
     let requests = (vec![("grpc_method", "ShouldRateLimit")], tally.allowed + tally.denied);
     out.foreign("ratelimit_service_total_requests", "Requests, by whatever method.", [requests])?;
     let errors = [("redis_error", missed), ("service_error", tally.bad_requests)];

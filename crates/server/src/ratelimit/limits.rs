@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use acequia_limits::{
-    UNITS_MAX,
+    Limit, UNITS_MAX,
     limit::{Charge, FixedWindowSpec, LimitSpec, Mode, UNITS_MAX_OF_CALLERS, ValueSpec},
     path::StepSpec,
 };
@@ -128,6 +128,7 @@ impl Tree {
     }
 
     fn add(&mut self, place: &Place<'_>, descriptor: &RatelimitDescriptor) {
+        let before = self.faults.len();
         if descriptor.key.is_empty() {
             self.fault(place, "has an empty key: name one");
         }
@@ -158,6 +159,13 @@ impl Tree {
                 let limit = format!("{}/{}", spec.domain, spec.name);
                 self.imported.differences.push(Difference { limit, what });
             }
+        }
+        if self.faults.len() == before {
+            // What that service takes may be too much here.
+            let faults = Limit::new(spec.clone()).err().unwrap_or_default();
+            faults
+                .iter()
+                .for_each(|fault| self.fault(place, &format!("cannot be a limit here: {}", fault.what)));
         }
         self.imported.limits.push(spec);
     }
@@ -334,6 +342,23 @@ descriptors:
         );
         let empty = import(&[read_domain("a.yaml", "descriptors: []\n").expect("a config")]);
         assert!(empty.expect_err("no domain")[0].contains("domain is empty"));
+    }
+
+    #[test]
+    fn what_cannot_be_a_limit_here_is_refused_with_its_place() {
+        let of = |domain: &str| {
+            let text =
+                format!("domain: {domain}\ndescriptors: [{{ key: a, rate_limit: {{ unit: day }} }}]\n");
+            import(&[read_domain("a.yaml", &text).expect("a config")])
+        };
+        // The longest name of a listener that Envoy Gateway makes.
+        assert!(of(&format!("{}/{}/{}", "n".repeat(63), "g".repeat(253), "l".repeat(253))).is_ok());
+        for domain in ["'a shop'".to_owned(), "x".repeat(601)] {
+            let faults = of(&domain).expect_err("no such domain");
+            assert!(
+                faults.len() == 1 && faults[0].starts_with("a.yaml: ") && faults[0].contains("a domain is")
+            );
+        }
     }
 
     #[test]
