@@ -7,7 +7,7 @@
 
 #![allow(missing_docs, clippy::print_stdout, clippy::unwrap_used)]
 
-use std::{hint::black_box, net::Ipv4Addr, process::Command, sync::Arc};
+use std::{collections::BTreeMap, hint::black_box, net::Ipv4Addr, process::Command, sync::Arc};
 
 use acequia_limits::{
     HashKey, Limit, Now, Request,
@@ -52,6 +52,8 @@ const PATH: &str = r#"{"name":"p","domain":"shop","path":[{"key":"key"},{"key":"
     "fixed_window":{"limit":300000000,"window":"1s"}}"#;
 /// Paths of other routes.
 const PATHS: u32 = 10_000;
+/// How many times as many instructions a check takes with them, at most.
+const PATHS_MAX: f64 = 1.2;
 /// Networks that contain no address of the checks.
 const NETWORKS: u32 = 10_000;
 
@@ -61,10 +63,17 @@ fn main() {
         return run(kind, checks.parse().unwrap());
     }
     println!("{:<20}{:>16}", "instructions a check", "");
+    let mut found = BTreeMap::new();
     for kind in KINDS {
         let [short, long] = COUNTED.map(|checks| count(kind, checks));
         let each = (long - short) as f64 / (COUNTED[1] - COUNTED[0]) as f64;
         println!("{kind:<20}{each:>16.1}");
+        found.insert(kind, each);
+    }
+    let ratio = found["10 000 paths"] / found["a path"];
+    println!("10 000 paths / a path: {ratio:.3}, at most {PATHS_MAX}");
+    if ratio > PATHS_MAX {
+        std::process::exit(1);
     }
 }
 

@@ -311,6 +311,7 @@ fn quota_mode_of_the_environment_is_that_of_every_limit() {
     fs::write(replacement.config(), unlimited).expect("written");
     let loads = || replacement.metrics().sum("ratelimit_service_config_load_success", &[]) as u64;
     eventually("it is read", || loads() > 1);
+    assert!(replacement.get(2, "/rlconfig").contains("shop.friend: unit=UNKNOWN requests_per_unit=0,"));
     assert!(
         replacement.get(2, "/rlconfig").contains("requests_per_unit=5, shadow_mode: false, quota_mode: true")
     );

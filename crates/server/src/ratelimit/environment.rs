@@ -3,13 +3,22 @@
 //! The variables become the text of a config, so they go through the same checks. Variables that this node has no use
 //! for are ignored, as unknown variables are.
 
-use std::{collections::BTreeMap, fmt::Write as _, path::PathBuf, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fmt::Write as _,
+    net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs as _},
+    path::PathBuf,
+    time::Duration,
+};
 
 use acequia_limits::notation::format_duration_ns;
 use acequia_store::redis::{Address, ClientCertificate, Credentials, Password, RedisServers, Settings, Tls};
 
 use super::{XdsConfig, XdsTls};
 use crate::{counting::CountingConfig, sources::Start};
+
+/// The age of connections that never end by age.
+const ENDLESS: Duration = Duration::from_secs(365 * 86_400);
 
 /// What the variables say.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -105,10 +114,22 @@ impl Variables {
         if number.parse::<u16>().is_err() {
             self.faults.push(format!("{port}={number}: write a port, such as {default}"));
         }
-        match self.text(host, "0.0.0.0") {
-            v6 if v6.contains(':') && !v6.starts_with('[') => format!("[{v6}]:{number}"),
-            host => format!("{host}:{number}"),
+        let named = self.text(host, "0.0.0.0");
+        let ip = self.ip(host, &named);
+        if ip.contains(':') { format!("[{ip}]:{number}") } else { format!("{ip}:{number}") }
+    }
+
+    /// The address of a host that a variable names. The first one counts, if it has several.
+    fn ip(&mut self, variable: &str, host: &str) -> String {
+        let bare = host.trim_start_matches('[').trim_end_matches(']');
+        if bare.parse::<IpAddr>().is_ok() {
+            return bare.to_owned();
         }
+        let found = (bare, 0).to_socket_addrs().ok().and_then(|mut all| all.next());
+        found.map(|address| address.ip().to_string()).unwrap_or_else(|| {
+            self.faults.push(format!("{variable}={host}: no such host: write an address, such as 127.0.0.1"));
+            Ipv4Addr::LOCALHOST.to_string()
+        })
     }
 
     /// The address of metrics, if they have one of their own.
@@ -121,7 +142,13 @@ impl Variables {
             self.faults.push(format!("PROMETHEUS_PATH={path}: metrics are at /metrics alone"));
         }
         let address = self.text("PROMETHEUS_ADDR", ":9090");
-        Some(if address.starts_with(':') { format!("0.0.0.0{address}") } else { address })
+        Some(match address.rsplit_once(':') {
+            Some(("", port)) => format!("0.0.0.0:{port}"),
+            Some((host, port)) if address.parse::<SocketAddr>().is_err() => {
+                format!("{}:{port}", self.ip("PROMETHEUS_ADDR", host))
+            }
+            _ => address,
+        })
     }
 
     /// The certificates of the gRPC port, as part of a config.
@@ -332,7 +359,10 @@ impl Environment {
         };
         let http = read.address("HOST", "PORT", 8080);
         let (tls, headers) = (read.tls(), read.headers());
-        let max_age = read.duration("GRPC_MAX_CONNECTION_AGE", "24h");
+        let max_age = match read.given("GRPC_MAX_CONNECTION_AGE").as_deref() {
+            Some("0" | "0s") => ENDLESS,
+            _ => read.duration("GRPC_MAX_CONNECTION_AGE", "24h"),
+        };
         let max_age = format_duration_ns(u64::try_from(max_age.as_nanos()).unwrap_or(u64::MAX));
         let mut text = format!("region: local\nnode: ratelimit\nmax_age: {max_age}\n{headers}listen:\n");
         let _ = writeln!(text, "  grpc: {{ address: {grpc:?}{tls} }}\n  http: {http:?}");
@@ -471,6 +501,28 @@ mod tests {
         assert_eq!(start.environment.as_ref().expect("ports").further_http, ["0.0.0.0:6070"]);
         let folder = "/srv/runtime_data/current/config".into();
         assert_eq!((start.ratelimit_config.clone(), environment.log_level), (Some(folder), "warn"));
+    }
+
+    #[test]
+    fn hosts_may_be_names_and_connections_endless() {
+        let environment = read(&[
+            ("HOST", "localhost"),
+            ("GRPC_HOST", "[::1]"),
+            ("USE_PROMETHEUS", "true"),
+            ("PROMETHEUS_ADDR", "localhost:9"),
+            ("GRPC_MAX_CONNECTION_AGE", "0"),
+        ]);
+        let environment = environment.expect("sound");
+        let config = config(&environment);
+        assert_eq!(config.max_age, ENDLESS);
+        assert_eq!(config.listen.grpc.address.to_string(), "[::1]:8081");
+        let metrics = &environment.start.environment.as_ref().expect("ports").further_http[1];
+        for address in [config.listen.http.address.to_string(), metrics.clone()] {
+            let address: SocketAddr = address.parse().expect("an address");
+            assert!(address.ip().is_loopback(), "{address}");
+        }
+        let faults = read(&[("DEBUG_HOST", "no host")]).expect_err("no host");
+        assert!(faults[0].starts_with("DEBUG_HOST=no host: "), "{faults:?}");
     }
 
     #[test]

@@ -235,10 +235,13 @@ fn status_json(status: &DescriptorStatus) -> Value {
 pub(crate) fn config_text(catalogue: &Catalogue) -> String {
     let mut text = String::new();
     let shown = catalogue.limits.iter().map(|active| &active.limit);
-    for limit in shown.filter(|limit| limit.path.is_some() && limit.unlimited.is_empty()) {
+    for limit in shown.filter(|limit| limit.path.is_some()) {
         if limit.spec.mode != Mode::Off {
             let is = |mode| limit.spec.mode == mode;
-            let (budget, unit) = (limit.algorithm.budget(), unit_of(limit));
+            let (budget, unit) = match limit.unlimited.is_empty() {
+                true => (limit.algorithm.budget(), unit_of(limit)),
+                false => (0, "UNKNOWN"),
+            };
             let (key, shadow, quota) = (stat_key(limit), is(Mode::Shadow), is(Mode::Any));
             let _ = writeln!(
                 text,
