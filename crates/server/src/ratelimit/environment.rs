@@ -116,19 +116,17 @@ impl Variables {
         }
         let named = self.text(host, "0.0.0.0");
         let ip = self.ip(host, &named);
-        if ip.contains(':') { format!("[{ip}]:{number}") } else { format!("{ip}:{number}") }
+        joined(ip, &number)
     }
 
-    /// The address of a host that a variable names. The first one counts, if it has several.
-    fn ip(&mut self, variable: &str, host: &str) -> String {
+    /// The address of a host that a variable names. If the host has several, one of IPv4 goes first, as in Go.
+    fn ip(&mut self, variable: &str, host: &str) -> IpAddr {
         let bare = host.trim_start_matches('[').trim_end_matches(']');
-        if bare.parse::<IpAddr>().is_ok() {
-            return bare.to_owned();
-        }
-        let found = (bare, 0).to_socket_addrs().ok().and_then(|mut all| all.next());
-        found.map(|address| address.ip().to_string()).unwrap_or_else(|| {
+        let found: Vec<SocketAddr> = (bare, 0).to_socket_addrs().map(Iterator::collect).unwrap_or_default();
+        let ip = found.iter().find(|address| address.is_ipv4()).or(found.first()).map(SocketAddr::ip);
+        ip.unwrap_or_else(|| {
             self.faults.push(format!("{variable}={host}: no such host: write an address, such as 127.0.0.1"));
-            Ipv4Addr::LOCALHOST.to_string()
+            Ipv4Addr::LOCALHOST.into()
         })
     }
 
@@ -144,10 +142,8 @@ impl Variables {
         let address = self.text("PROMETHEUS_ADDR", ":9090");
         Some(match address.rsplit_once(':') {
             Some(("", port)) => format!("0.0.0.0:{port}"),
-            Some((host, port)) if address.parse::<SocketAddr>().is_err() => {
-                format!("{}:{port}", self.ip("PROMETHEUS_ADDR", host))
-            }
-            _ => address,
+            Some((host, port)) => joined(self.ip("PROMETHEUS_ADDR", host), port),
+            None => address,
         })
     }
 
@@ -346,6 +342,11 @@ impl Variables {
     }
 }
 
+/// An address and a port, as a config writes them.
+fn joined(ip: IpAddr, port: &str) -> String {
+    if ip.is_ipv6() { format!("[{ip}]:{port}") } else { format!("{ip}:{port}") }
+}
+
 impl Environment {
     /// Reads the variables of a process.
     ///
@@ -519,7 +520,7 @@ mod tests {
         let metrics = &environment.start.environment.as_ref().expect("ports").further_http[1];
         for address in [config.listen.http.address.to_string(), metrics.clone()] {
             let address: SocketAddr = address.parse().expect("an address");
-            assert!(address.ip().is_loopback(), "{address}");
+            assert_eq!(address.ip(), Ipv4Addr::LOCALHOST);
         }
         let faults = read(&[("DEBUG_HOST", "no host")]).expect_err("no host");
         assert!(faults[0].starts_with("DEBUG_HOST=no host: "), "{faults:?}");
