@@ -201,6 +201,7 @@ mod tests {
             path.by().into_iter().map(|by| (by.key, by.place)).collect();
         assert_eq!(counted, [("b".to_owned(), Some(1)), ("b".to_owned(), Some(2))]);
     }
+
     #[test]
     fn metrics_show_values_of_steps_that_say_so() {
         let mut steps = [

@@ -32,10 +32,10 @@ use crate::{
     window::{Edges, FixedWindow},
 };
 
-/// The most bytes in a limit's name or domain. Both are metric labels and header values.
+/// The most bytes in a limit's name. It is a metric label and a header value.
 pub const NAME_BYTES_MAX: usize = 128;
-/// The most bytes of a domain. Envoy Gateway names a domain by a namespace, a gateway and a listener, which in
-/// Kubernetes have up to 63, 253 and 253.
+/// The most bytes in a domain, which is a metric label, too. Envoy Gateway makes domains of the names of a namespace, a
+/// gateway and a listener: in Kubernetes up to 63, 253 and 253 bytes.
 pub const DOMAIN_BYTES_MAX: usize = 600;
 /// The most bytes in the name of what a limit counts. It is a metric label and a header value, too.
 pub const UNIT_BYTES_MAX: usize = 32;

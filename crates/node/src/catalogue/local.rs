@@ -154,7 +154,7 @@ impl GuardShare {
     }
 
     /// The guard of one limit. Numbers that callers name have no pools, so the nodes keep all of them.
-    pub(crate) fn of(&self, limit: &Limit) -> Self {
+    pub(crate) fn for_limit(&self, limit: &Limit) -> Self {
         Self { percent: if limit.spec.from_callers { 100 } else { self.percent }, of: self.of.clone() }
     }
 

@@ -261,7 +261,7 @@ impl Registry {
             splits: splits(&counting.allocations),
             until_ns: counting.until_ns,
             pools: pools.collect(),
-            guard: sharing.guard.as_ref().map(|guard| guard.of(limit)),
+            guard: sharing.guard.as_ref().map(|guard| guard.for_limit(limit)),
             drift_ppm: sharing.drift_ppm,
             margin_ns: sharing.margin_ns,
             left_ns: sharing.left_ns,

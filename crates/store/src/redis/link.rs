@@ -126,7 +126,7 @@ impl Link {
         match self.load(0).await {
             Ok(()) => Ok(None),
             Err(fault @ (Fault::Elsewhere(_) | Fault::Unready(_) | Fault::Refused(_))) => Ok(Some(format!(
-                "it does not take our functions ({fault}): let it, or allow this user +function|load"
+                "it does not take our functions ({fault}): mend that, or allow this user +function|load"
             ))),
             Err(fault) => Err(fault),
         }
